@@ -1,9 +1,36 @@
-"""EngineClient: the API process's side of the engine (interface; being implemented)."""
+"""EngineClient: the API process's side of the engine."""
 
+import asyncio
+import contextlib
+import logging
+import time
 from collections.abc import AsyncIterator
 
-from engine.config import EngineConfig
-from engine.messages import Output, Ready, SamplingParams, Stats
+import msgspec
+import zmq
+import zmq.asyncio
+
+from engine.config import ConfigError, EngineConfig
+from engine.launch import WorkerProcess, launch_worker
+from engine.messages import (
+    Abort,
+    Failed,
+    FromWorker,
+    Heartbeat,
+    Output,
+    Outputs,
+    Ready,
+    SamplingParams,
+    Shutdown,
+    Stats,
+    Submit,
+    ToWorker,
+)
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_TIMEOUT = 5.0
+SHUTDOWN_TIMEOUT = 5.0
 
 
 class EngineDeadError(Exception):
@@ -11,18 +38,34 @@ class EngineDeadError(Exception):
 
 
 class EngineClient:
-    """Starts the worker process, submits requests and streams their outputs."""
+    """Starts the worker process, submits requests and streams their outputs.
+
+    Belongs to one event loop. ``ready`` and ``stats`` hold what the worker said last.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.ready: Ready | None = None
         self.stats = Stats()
+        self._outputs: dict[str, asyncio.Queue[Output | None]] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+        self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._worker: WorkerProcess | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started: asyncio.Future[Ready] | None = None
+        self._last_sign_of_life = time.monotonic()
 
     async def start(self) -> Ready:
         """Launch the worker and wait until it serves. Raises ConfigError with the worker's line."""
-        raise NotImplementedError
+        self._started = asyncio.get_running_loop().create_future()
+        self._worker = await launch_worker(self.config, self._socket.bind)
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        self.ready = await self._started
+        return self.ready
 
-    def generate(
+    async def generate(
         self,
         request_id: str,
         prompt_token_ids: list[int],
@@ -35,18 +78,106 @@ class EngineClient:
 
         Closing or cancelling the iterator aborts the request. Raises EngineDeadError.
         """
-        raise NotImplementedError
+        if not self.running:
+            raise EngineDeadError("the engine is not running")
+        queue = self._outputs[request_id] = asyncio.Queue()
+        finished = False
+        try:
+            await self._send(
+                Submit(
+                    request_id=request_id,
+                    prompt_token_ids=prompt_token_ids,
+                    params=params,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                )
+            )
+            while not finished:
+                output = await queue.get()
+                if output is None:
+                    raise EngineDeadError("the engine died while the request ran")
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            del self._outputs[request_id]
+            if not finished and self.running:
+                # Not awaited: this may run while a task is being cancelled.
+                self._socket.send(self._encoder.encode(Abort(request_id)))
+
+    @property
+    def running(self) -> bool:
+        """The worker has started and its process lives."""
+        worker = self._worker
+        return self.ready is not None and worker is not None and worker.process.returncode is None
 
     @property
     def heartbeat_age(self) -> float:
         """Seconds since the worker's last sign of life."""
-        raise NotImplementedError
+        return time.monotonic() - self._last_sign_of_life
 
     @property
     def alive(self) -> bool:
-        """The worker process runs and its heartbeat is fresh (younger than 5 s)."""
-        raise NotImplementedError
+        """The worker process runs and its heartbeat is fresh."""
+        return self.running and self.heartbeat_age < HEARTBEAT_TIMEOUT
 
     async def close(self) -> None:
         """Shut the worker down (kill it if it does not leave) and remove the socket."""
-        raise NotImplementedError
+        if self._worker is not None:
+            process = self._worker.process
+            if process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    await self._send(Shutdown())
+                    await asyncio.wait_for(process.wait(), SHUTDOWN_TIMEOUT)
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            self._worker.directory.cleanup()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close()
+
+    async def _send(self, message: ToWorker) -> None:
+        await self._socket.send(self._encoder.encode(message))
+
+    async def _receive(self) -> None:
+        """Hand the worker's messages to whom they concern."""
+        while True:
+            frame = await self._socket.recv()
+            self._last_sign_of_life = time.monotonic()
+            try:
+                self._handle(self._decoder.decode(frame))
+            except msgspec.MsgspecError as error:
+                log.error("dropped a malformed message of the worker: %s", error)
+
+    def _handle(self, message: FromWorker) -> None:
+        match message:
+            case Outputs(outputs):
+                for output in outputs:
+                    if (queue := self._outputs.get(output.request_id)) is not None:
+                        queue.put_nowait(output)
+            case Heartbeat(stats):
+                self.stats = stats
+            case Ready():
+                self._resolve_start(message)
+            case Failed(reason):
+                self._resolve_start(ConfigError(reason))
+
+    def _resolve_start(self, result: Ready | Exception) -> None:
+        assert self._started is not None
+        if self._started.done():
+            return
+        if isinstance(result, Ready):
+            self._started.set_result(result)
+        else:
+            self._started.set_exception(result)
+
+    async def _watch(self) -> None:
+        """Wake every waiting request when the worker's process ends."""
+        assert self._worker is not None
+        code = await self._worker.process.wait()
+        # What it sent last may still be in the socket.
+        await asyncio.sleep(0.1)
+        self._resolve_start(EngineDeadError(f"the engine worker exited with code {code}"))
+        for queue in self._outputs.values():
+            queue.put_nowait(None)

@@ -27,7 +27,7 @@ class CheckpointConfig(Table):
     revision: str | None = Field(None, description="branch, tag or commit of a hub id")
     dtype: DType = Field(
         "auto",
-        description="type of weights and activations; auto: float32 on the CPU, else the checkpoint's",
+        description="type of weights and activations; auto: float32 on the CPU, else as stored",
     )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="auto: safetensors; dummy: random weights in the checkpoint's shapes"
@@ -76,7 +76,7 @@ class EngineTable(Table):
         "auto", description="attention of the drafter"
     )
     num_draft_tokens: int | None = Field(
-        None, ge=0, description="drafts in a block; default: the drafter's block_size - 1"
+        None, ge=1, description="drafts in a block; default: the drafter's block_size - 1"
     )
 
 

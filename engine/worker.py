@@ -1,0 +1,108 @@
+"""The worker process: ``python -m engine.worker SOCKET CONFIG.json``.
+
+One loop: drain messages, run a step, send its outputs in one message, beat the heart.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from engine.config import ConfigError, EngineConfig
+from engine.core import EngineCore
+from engine.messages import (
+    Abort,
+    Failed,
+    FromWorker,
+    Heartbeat,
+    Output,
+    Outputs,
+    Shutdown,
+    Submit,
+    ToWorker,
+)
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL = 0.5
+
+
+class Worker:
+    """Connects an EngineCore with the API process."""
+
+    def __init__(self, core: EngineCore, socket: "zmq.Socket[bytes]") -> None:
+        self._core = core
+        self._socket = socket
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+        self._parent = os.getppid()
+        self._last_beat = 0.0
+        self._leaving = False
+
+    def run(self) -> None:
+        """Serve until the API process says Shutdown, or is gone."""
+        self._send(self._core.ready())
+        while not self._leaving and os.getppid() == self._parent:
+            self._receive(0 if self._core.has_work else HEARTBEAT_INTERVAL)
+            if self._core.has_work:
+                self._send_outputs(self._core.step())
+            self._beat()
+
+    def _receive(self, timeout: float) -> None:
+        """Handle every message that is there; wait ``timeout`` seconds for the first."""
+        while self._socket.poll(int(timeout * 1000)):
+            frame = self._socket.recv()
+            try:
+                self._handle(self._decoder.decode(frame))
+            except msgspec.MsgspecError as error:
+                log.error("dropped a malformed message: %s", error)
+            timeout = 0
+
+    def _handle(self, message: ToWorker) -> None:
+        match message:
+            case Submit():
+                refusal = self._core.submit(message)
+                self._send_outputs([refusal] if refusal else [])
+            case Abort(request_id):
+                self._core.abort(request_id)
+            case Shutdown():
+                self._leaving = True
+
+    def _send_outputs(self, outputs: list[Output]) -> None:
+        if outputs:
+            self._send(Outputs(outputs))
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._last_beat >= HEARTBEAT_INTERVAL:
+            self._last_beat = now
+            self._send(Heartbeat(self._core.stats()))
+
+    def _send(self, message: FromWorker) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+
+def main(address: str, config_path: str) -> int:
+    """Load the models and serve; a configuration that cannot work is reported to the parent."""
+    # Ctrl-C reaches the whole process group; the API process decides when the worker leaves.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine: %(message)s")
+    config = EngineConfig.model_validate_json(Path(config_path).read_text())
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    socket.connect(address)
+    try:
+        core = EngineCore(config)
+    except ConfigError as error:
+        socket.send(msgspec.msgpack.encode(Failed(str(error))))
+        return 2
+    Worker(core, socket).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
