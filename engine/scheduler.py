@@ -199,7 +199,6 @@ class Scheduler:
         self._stop(request)
         request.state = RequestState.WAITING
         request.num_computed = 0
-        request.num_offered_pages = 0
         request.num_preemptions += 1
         self._num_preemptions += 1
         insort(self._waiting, request, key=_by_order)

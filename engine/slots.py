@@ -29,7 +29,7 @@ class SlotTable:
         self.device = device
         self.null = max_num_seqs
         self.params: list[SamplingParams | None] = [None] * slots
-        self._admissions: list[tuple[str, int] | None] = [None] * slots
+        self._admissions: list[tuple[int, int] | None] = [None] * slots
         self._num_pages = [0] * slots
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -58,7 +58,7 @@ class SlotTable:
         """Bring the row of a running request up to date with what the scheduler decided."""
         slot = request.slot
         assert slot is not None
-        admission = (request.request_id, request.num_preemptions)
+        admission = (request.arrival, request.num_preemptions)
         if self._admissions[slot] != admission:
             self._admissions[slot] = admission
             self._num_pages[slot] = 0

@@ -18,7 +18,20 @@ M = TypeVar("M", bound=nn.Module)
 
 def materialize(module: M, dtype: torch.dtype, device: torch.device) -> M:
     """Give a module that was built on the meta device real, uninitialised memory."""
-    return module.to(dtype).to_empty(device=device).requires_grad_(False).eval()
+    module = module.to(dtype).to_empty(device=device).requires_grad_(False).eval()
+    if device.type == "cpu":
+        _transpose_linear_weights(module)
+    return module
+
+
+def _transpose_linear_weights(module: nn.Module) -> None:
+    """Lay linear weights out input-major, under the same shape.
+
+    For the few rows of a draft block the CPU's matrix product takes up to half as long so.
+    """
+    for child in module.modules():
+        if isinstance(child, MergedLinear | nn.Linear):
+            child.weight.data = child.weight.new_empty(child.weight.shape[::-1]).t()
 
 
 def checkpoint_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ def visible(positions: Tensor, length: int, spec: AttentionSpec) -> Tensor:
 def _gather(pages: Tensor, page_table: Tensor, length: int) -> Tensor:
     """The first ``length`` rows behind ``page_table [pages]``, as ``[kv_heads, length, dim]``."""
     needed = -(-length // pages.shape[1])
-    return pages[page_table[:needed]].flatten(0, 1)[:length].transpose(0, 1)
+    return pages.index_select(0, page_table[:needed]).flatten(0, 1)[:length].transpose(0, 1)
 
 
 def _attend_one(
