@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.config import ConfigError
@@ -53,7 +53,10 @@ class Checkpoint:
         """The safetensors files, from the index if there is one."""
         index = self.directory / "model.safetensors.index.json"
         if index.is_file():
-            names = sorted(set(self._read_json(index)["weight_map"].values()))
+            weight_map = self._read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ConfigError(f"{index} has no weight_map: fetch the checkpoint again")
+            names = sorted(set(weight_map.values()))
         else:
             names = ["model.safetensors"]
         missing = [name for name in names if not (self.directory / name).is_file()]
@@ -63,9 +66,12 @@ class Checkpoint:
 
     def tensors(self, shard: Path) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors of one shard, memory-mapped: valid until the next one is asked for."""
-        with safe_open(shard, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                yield name, file.get_tensor(name)
+        try:
+            with safe_open(shard, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                    yield name, file.get_tensor(name)
+        except SafetensorError as error:
+            raise ConfigError(f"{shard} cannot be read: {error}; fetch it again") from None
 
     def _read_json(self, path: Path) -> dict[str, Any]:
         try:

@@ -76,14 +76,17 @@ class EngineClient:
     ) -> AsyncIterator[Output]:
         """Outputs of one request, one per step, ending with one whose finish_reason is set.
 
-        Closing or cancelling the iterator aborts the request. Raises EngineDeadError.
+        Closing or cancelling the iterator aborts the request. Raises EngineDeadError, and
+        ValueError for an id that is in use.
         """
         if not self.running:
             raise EngineDeadError("the engine is not running")
+        if request_id in self._outputs:
+            raise ValueError(f"request {request_id} runs already; use a new id")
         queue = self._outputs[request_id] = asyncio.Queue()
         finished = False
         try:
-            await self._send(
+            self._send(
                 Submit(
                     request_id=request_id,
                     prompt_token_ids=prompt_token_ids,
@@ -101,8 +104,7 @@ class EngineClient:
         finally:
             del self._outputs[request_id]
             if not finished and self.running:
-                # Not awaited: this may run while a task is being cancelled.
-                self._socket.send(self._encoder.encode(Abort(request_id)))
+                self._send(Abort(request_id))
 
     @property
     def running(self) -> bool:
@@ -126,7 +128,7 @@ class EngineClient:
             process = self._worker.process
             if process.returncode is None:
                 with contextlib.suppress(TimeoutError):
-                    await self._send(Shutdown())
+                    self._send(Shutdown())
                     await asyncio.wait_for(process.wait(), SHUTDOWN_TIMEOUT)
             if process.returncode is None:
                 process.kill()
@@ -137,8 +139,10 @@ class EngineClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
 
-    async def _send(self, message: ToWorker) -> None:
-        await self._socket.send(self._encoder.encode(message))
+    def _send(self, message: ToWorker) -> None:
+        # Not awaited: a task that is being cancelled cannot wait, and once the worker is gone the
+        # send would never end. zmq keeps the order.
+        self._socket.send(self._encoder.encode(message))
 
     async def _receive(self) -> None:
         """Hand the worker's messages to whom they concern."""

@@ -99,9 +99,17 @@ class EngineCore:
         """Refuse what would break the device's tensors; the API process has refused it before."""
         params, known = message.params, len(message.output_token_ids)
         vocabulary = range(self.runner.vocab_size)
-        tokens = [*message.prompt_token_ids, *message.output_token_ids, *params.logit_bias]
-        if not all(token in vocabulary for token in tokens):
-            raise ValueError(f"token ids must be below the vocabulary's {len(vocabulary)}")
+        tokens = {
+            "prompt_token_ids": message.prompt_token_ids,
+            "output_token_ids": message.output_token_ids,
+            "logit_bias": params.logit_bias,
+            "stop_token_ids": params.stop_token_ids,
+        }
+        for name, ids in tokens.items():
+            if (bad := next((i for i in ids if i not in vocabulary), None)) is not None:
+                raise ValueError(
+                    f"{name}: {bad} is no token; ids are from 0 to {self.runner.vocab_size - 1}"
+                )
         room = self.runner.max_model_len - len(message.prompt_token_ids)
         if not known < params.max_tokens <= room:
             raise ValueError(

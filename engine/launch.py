@@ -26,13 +26,18 @@ def resolve_checkpoints(config: EngineConfig) -> EngineConfig:
 
 def _resolve(table: str, config: CheckpointConfig) -> CheckpointConfig:
     if Path(config.model).is_dir():
+        if config.revision is not None:
+            raise ConfigError(
+                f"{table}.revision = {config.revision!r} has no meaning for the directory "
+                f"{table}.model = {config.model!r}; remove it"
+            )
         return config
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.model) or config.model.startswith("."):
         raise ConfigError(
             f"{table}.model = {config.model!r} is no directory; give a checkpoint's directory or a "
             "Hugging Face hub id such as Qwen/Qwen3-8B"
         )
-    return config.model_copy(update={"model": _download(table, config)})
+    return config.model_copy(update={"model": _download(table, config), "revision": None})
 
 
 def _download(table: str, config: CheckpointConfig) -> str:
@@ -69,7 +74,7 @@ async def launch_worker(config: EngineConfig, bind: Callable[[str], object]) -> 
     settings = Path(directory.name) / "config.json"
     settings.write_text(config.model_dump_json())
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "engine.worker", address, str(settings),
+        sys.executable, "-m", "engine.worker", address, str(settings), str(os.getpid()),
         stdin=asyncio.subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip

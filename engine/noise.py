@@ -18,7 +18,8 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     The argmax of logits plus this noise is a sample of softmax(logits) (the Gumbel-max trick).
     """
     uniform = _uniform(seeds, positions, -(-vocab_size // 4))
-    return -torch.log(-torch.log(uniform[:, :vocab_size]))
+    # log(1 - u): floats are finest near 0, and there lie the large values that decide an argmax.
+    return -torch.log(-torch.log1p(-uniform[:, :vocab_size]))
 
 
 def _uniform(seeds: Tensor, positions: Tensor, groups: int) -> Tensor:
@@ -27,8 +28,9 @@ def _uniform(seeds: Tensor, positions: Tensor, groups: int) -> Tensor:
     low, high = (seeds & _MASK)[:, None], (seeds >> 32 & _MASK)[:, None]
     words = _pcg4d(counters, positions[:, None] & _MASK, low, high)
     bits = torch.stack(words, dim=-1).flatten(1)
-    # 24 bits are what a float32 holds exactly; the half keeps both ends open.
-    return ((bits >> 8).float() + 0.5) * 2.0**-24
+    # The half and the clamp keep both ends open: float32 rounds the last 128 integers to 2**32,
+    # and an infinite noise would pick even a token that is cut off.
+    return (bits.clamp(max=2**32 - 256).float() + 0.5) * 2.0**-32
 
 
 def _pcg4d(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

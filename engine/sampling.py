@@ -4,8 +4,8 @@ The one place where sampling parameters act. Row i of a request's block is sampl
 before it were the sequence: if they are all accepted they are, and if not the row is thrown away.
 So a request gets the tokens that it would get one at a time.
 
-Order, as in vLLM: logit_bias, min_tokens, penalties; then the argmax if temperature is 0; else
-temperature, min_p, top_k, top_p and a draw.
+Order, as in vLLM: logit_bias, min_tokens, penalties; then the argmax if temperature is 0 (or below
+1e-5, where a division could overflow); else temperature, min_p, top_k, top_p and a draw.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,8 @@ from torch import Tensor
 from engine.messages import SamplingParams
 from engine.noise import gumbel
 from engine.slots import SlotTable, has_penalties
+
+_MIN_TEMPERATURE = 1e-5
 
 
 class SamplingRows:
@@ -48,7 +50,7 @@ def sample(logits: Tensor, block: Tensor, rows: SamplingRows) -> Tensor:
             changed = apply(logits[chosen], block[chosen], rows.index[chosen], rows.table)
             logits = logits.index_copy(0, chosen, changed)
     tokens = logits.argmax(-1)
-    random = rows.where(lambda params: params.temperature > 0)
+    random = rows.where(_draws)
     if random is not None:
         drawn = _draw(logits[random], rows, random)
         tokens = tokens.index_copy(0, random, drawn)
@@ -102,6 +104,10 @@ _LOGIT_PROCESSORS: list[
 ]
 
 
+def _draws(params: SamplingParams) -> bool:
+    return params.temperature >= _MIN_TEMPERATURE
+
+
 def _draw(logits: Tensor, rows: SamplingRows, chosen: Tensor) -> Tensor:
     """Draw from softmax(logits / temperature), cut off: ``[R, W, vocab]`` to ``[R, W]``."""
     table, slots = rows.table, rows.index[chosen]
@@ -118,11 +124,11 @@ def _draw(logits: Tensor, rows: SamplingRows, chosen: Tensor) -> Tensor:
 def _cut_off(logits: Tensor, rows: SamplingRows, chosen: Tensor) -> Tensor:
     """min_p, then top_k, then top_p: everything that they drop becomes -inf."""
     table, slots = rows.table, rows.index[chosen]
-    if rows.where(lambda p: p.temperature > 0 and p.min_p > 0) is not None:
+    if rows.where(lambda p: _draws(p) and p.min_p > 0) is not None:
         # p >= min_p * p_max, in logarithms; log 0 = -inf keeps everything.
         floor = logits.amax(-1, keepdim=True) + table.min_p[slots].log()[:, None, None]
         logits = logits.masked_fill(logits < floor, -torch.inf)
-    if rows.where(lambda p: p.temperature > 0 and (p.top_k > 0 or p.top_p < 1)) is not None:
+    if rows.where(lambda p: _draws(p) and (p.top_k > 0 or p.top_p < 1)) is not None:
         floor = _top_k_top_p_floor(logits, table.top_k[slots], table.top_p[slots])
         logits = logits.masked_fill(logits < floor, -torch.inf)
     return logits
@@ -139,6 +145,8 @@ def _top_k_top_p_floor(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     rank = torch.arange(vocab_size, device=logits.device)
     probabilities = ordered.masked_fill(rank >= keep_k, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    keep = (before < top_p[:, None, None]) & (rank < keep_k)
+    # The sum may round up to 1 before the end: a top_p of 1 is no limit, whoever shares the batch.
+    limit = torch.where(top_p < 1, top_p, torch.inf)[:, None, None]
+    keep = (before < limit) & (rank < keep_k)
     last = keep.sum(-1, keepdim=True).clamp(min=1) - 1
     return ordered.gather(-1, last)

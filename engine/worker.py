@@ -1,4 +1,4 @@
-"""The worker process: ``python -m engine.worker SOCKET CONFIG.json``.
+"""The worker process: ``python -m engine.worker SOCKET CONFIG.json PARENT_PID``.
 
 One loop: drain messages, run a step, send its outputs in one message, beat the heart.
 """
@@ -30,17 +30,18 @@ from engine.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL = 0.5
+LINGER_MS = 1000
 
 
 class Worker:
     """Connects an EngineCore with the API process."""
 
-    def __init__(self, core: EngineCore, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(self, core: EngineCore, socket: "zmq.Socket[bytes]", parent: int) -> None:
         self._core = core
         self._socket = socket
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-        self._parent = os.getppid()
+        self._parent = parent
         self._last_beat = 0.0
         self._leaving = False
 
@@ -87,20 +88,23 @@ class Worker:
         self._socket.send(self._encoder.encode(message))
 
 
-def main(address: str, config_path: str) -> int:
+def main(address: str, config_path: str, parent: str) -> int:
     """Load the models and serve; a configuration that cannot work is reported to the parent."""
     # Ctrl-C reaches the whole process group; the API process decides when the worker leaves.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine: %(message)s")
     config = EngineConfig.model_validate_json(Path(config_path).read_text())
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-    socket.connect(address)
-    try:
-        core = EngineCore(config)
-    except ConfigError as error:
-        socket.send(msgspec.msgpack.encode(Failed(str(error))))
-        return 2
-    Worker(core, socket).run()
+    # Leaving the block sends what is queued: a Failed must arrive before the process ends.
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.connect(address)
+        try:
+            core = EngineCore(config)
+        except ConfigError as error:
+            socket.send(msgspec.msgpack.encode(Failed(str(error))))
+            return 2
+        # Given, not asked for here: the parent may have died while the models were loaded.
+        Worker(core, socket, int(parent)).run()
     return 0
 
 

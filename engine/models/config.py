@@ -75,7 +75,8 @@ class DecoderJson(BaseModel):
 
     def rope(self, path: Path) -> RopeParameters:
         """The RoPE variant, from either of the two places where configs keep it."""
-        rope = self.rope_parameters or self.rope_scaling or RopeJson()
+        # Where both are there, rope_scaling counts, as in transformers.
+        rope = self.rope_scaling or self.rope_parameters or RopeJson()
         theta = rope.rope_theta or self.rope_theta or 10000.0
         kind = rope.type or rope.rope_type
         self._refuse("rope_type", kind, kind in ("default", "yarn"), path)

@@ -7,10 +7,10 @@ layers. A block of ``[bonus, K masks]`` does, in one pass, and row k predicts th
 position. Embedding and output head are the target's.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from engine.checkpoint import Checkpoint
@@ -36,7 +36,7 @@ class DFlashFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mask_token_id: int
-    target_layer_ids: list[int]
+    target_layer_ids: Annotated[list[int], Field(min_length=1)]
     block_size: int | None = None
     causal: bool | None = None
 
@@ -70,15 +70,15 @@ class DFlashJson(DecoderJson):
             )
         return size
 
-    def causal_layers(self) -> tuple[bool, ...]:
+    def causal_layers(self, checkpoint: Checkpoint) -> tuple[bool, ...]:
         """Whether each layer hides the later tokens of a block.
 
         Without an explicit setting, full layers see the whole block and sliding layers are causal,
         as vLLM and SGLang run these checkpoints.
         """
         flag = self.is_causal if self.dflash_config.causal is None else self.dflash_config.causal
-        kinds = self.layer_types or ["full_attention"] * self.num_hidden_layers
-        return tuple(kind == "sliding_attention" if flag is None else flag for kind in kinds)
+        windows = self.windows(checkpoint.directory / "config.json")
+        return tuple(window is not None if flag is None else flag for window in windows)
 
 
 class DFlashDrafter(nn.Module):
@@ -105,7 +105,7 @@ class DFlashDrafter(nn.Module):
         _refuse_other_formats(checkpoint.config, checkpoint)
         fields = DFlashJson.read(checkpoint)
         fields.refuse_unknown(checkpoint)
-        config = fields.decoder(checkpoint, dtype, fields.causal_layers())
+        config = fields.decoder(checkpoint, dtype, fields.causal_layers(checkpoint))
         return cls(config, fields, fields.block(checkpoint))
 
     def ignored_weights(self) -> set[str]:
@@ -138,10 +138,10 @@ def _refuse_other_formats(config: dict[str, Any], checkpoint: Checkpoint) -> Non
         )
 
 
-def check_pair(target: DecoderConfig, drafter: DFlashDrafter, max_model_len: int) -> None:
+def check_pair(target: DecoderConfig, drafter: DFlashDrafter) -> None:
     """Refuse a drafter that was not made for this target. Raises ConfigError with both values."""
     draft = drafter.config
-    last = max(drafter.target_layer_ids)
+    ids = drafter.target_layer_ids
     checks: list[tuple[str, object, str, object, bool]] = [
         ("hidden_size", draft.hidden_size, "hidden_size", target.hidden_size,
          draft.hidden_size == target.hidden_size),
@@ -149,8 +149,8 @@ def check_pair(target: DecoderConfig, drafter: DFlashDrafter, max_model_len: int
          draft.vocab_size == target.vocab_size),
         ("num_target_layers", drafter.num_target_layers, "num_hidden_layers", target.num_layers,
          drafter.num_target_layers == target.num_layers),
-        ("target_layer_ids' last", last, "num_hidden_layers", target.num_layers,
-         min(drafter.target_layer_ids) >= 0 and last < target.num_layers),
+        ("target_layer_ids", list(ids), "num_hidden_layers", target.num_layers,
+         min(ids) >= 0 and max(ids) < target.num_layers),
         ("mask_token_id", drafter.mask_token_id, "vocab_size", target.vocab_size,
          0 <= drafter.mask_token_id < target.vocab_size),
     ]  # fmt: skip
@@ -160,6 +160,10 @@ def check_pair(target: DecoderConfig, drafter: DFlashDrafter, max_model_len: int
                 f"drafter.model does not fit target.model: the drafter's {name} is {value}, the "
                 f"target's {target_name} is {target_value}; use the drafter made for this target"
             )
+
+
+def check_context_length(draft: DecoderConfig, max_model_len: int) -> None:
+    """Refuse a context that is longer than the drafter's. Raises ConfigError with both values."""
     if draft.max_position_embeddings < max_model_len:
         raise ConfigError(
             f"engine.max_model_len = {max_model_len} is more than the drafter's "

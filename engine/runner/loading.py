@@ -6,7 +6,7 @@ import torch
 
 from engine.checkpoint import DTYPES, Checkpoint
 from engine.config import CheckpointConfig, ConfigError, EngineConfig
-from engine.models.dflash import DFlashDrafter
+from engine.models.dflash import DFlashDrafter, check_pair
 from engine.models.registry import TargetModel, build_target
 from engine.weights import fill_dummy, load_weights, materialize
 
@@ -55,6 +55,7 @@ def load_drafter(
         )
     with torch.device("meta"):
         model = DFlashDrafter.from_checkpoint(checkpoint, dtype)
+    check_pair(target.config, model)
     return _fill(model, config.drafter, checkpoint, dtype, device)
 
 

@@ -11,7 +11,7 @@ from engine.attention.batch import AttentionBatch, CacheSpec
 from engine.checkpoint import Checkpoint
 from engine.config import ConfigError, EngineConfig
 from engine.layers.rope import RotaryEmbedding
-from engine.models.dflash import DFlashDrafter, check_pair
+from engine.models.dflash import DFlashDrafter, check_context_length
 from engine.models.registry import TargetModel
 from engine.request import Request
 from engine.runner import kv_cache
@@ -227,7 +227,7 @@ def _max_model_len(config: EngineConfig, target: TargetModel, drafter: DFlashDra
         )
     length = wanted or min([limit] + ([drafter.config.max_position_embeddings] if drafter else []))
     if drafter is not None:
-        check_pair(target.config, drafter, length)
+        check_context_length(drafter.config, length)
     return length
 
 

@@ -1,0 +1,168 @@
+"""The life of the server process: listen, load, serve, leave."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from engine.client import EngineClient, EngineDeadError
+from engine.config import ConfigError
+from engine.launch import resolve_checkpoints
+from server.app import create_app
+from server.config import Config, ServerConfig
+from server.service import Service, Serving, run_in_daemon_thread
+
+EXIT_CONFIG = 2
+EXIT_ENGINE = 1
+
+
+def serve(config: Config) -> int:
+    """Run until SIGTERM or Ctrl-C; returns the exit code. Raises ConfigError."""
+    _configure_logging(config.server.log_level)
+    # Before anything slow: a port that is taken should not cost a minute of loading.
+    listener = _listen(config.server)
+    return uvloop.run(_Process(config, listener).run())
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which would end the process by the signal."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Process:
+    """HTTP answers from the start; the model loads behind it."""
+
+    def __init__(self, config: Config, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._service = Service(config.served_name)
+        self._http = _HttpServer(_uvicorn_config(self._service, config.server))
+        self._engine: EngineClient | None = None
+
+    async def run(self) -> int:
+        loading = asyncio.create_task(self._load())
+        self._handle_signals(loading)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        try:
+            exit_code = await self._announce_when(loading)
+            await http
+        finally:
+            self._service.close()
+            if self._engine is not None:
+                await self._engine.close()
+        return exit_code
+
+    async def _load(self) -> Serving:
+        _say(f"loading {_checkpoints(self._config)}")
+        config = self._config.engine_config()
+        resolved = await run_in_daemon_thread(resolve_checkpoints, config)
+        self._engine = EngineClient(resolved)
+        return await self._service.start(self._engine, Path(resolved.target.model))
+
+    async def _announce_when(self, loading: "asyncio.Task[Serving]") -> int:
+        try:
+            serving = await loading
+        except asyncio.CancelledError:
+            return 0  # told to stop while loading
+        except (ConfigError, EngineDeadError) as error:
+            self._http.should_exit = True
+            fail(error)
+            return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ENGINE
+        except BaseException:
+            self._http.should_exit = True
+            raise
+        _announce(self._config, serving, self._listener)
+        return 0
+
+    def _handle_signals(self, loading: "asyncio.Task[Serving]") -> None:
+        def stop() -> None:
+            loading.cancel()
+            # The first lets running requests finish, for a while; the second does not.
+            self._http.force_exit = self._http.should_exit
+            self._http.should_exit = True
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def fail(error: Exception) -> None:
+    """Tell the operator, in one line."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+
+
+def _uvicorn_config(service: Service, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service, config),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=config.shutdown_timeout,
+    )
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
+    except OSError as error:
+        raise ConfigError(
+            f"server.host = {config.host!r}: {error.strerror}; "
+            "pass an address of this machine with --host"
+        ) from None
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"server.host = {config.host!r}, server.port = {config.port}: {error.strerror}; "
+            "stop what listens there, or pass another --port or --host"
+        ) from None
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # Ours only. Libraries at debug level would print texts of users.
+    for name in ("server", "engine"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
+def _checkpoints(config: Config) -> str:
+    drafter = f" with drafter {config.drafter.model}" if config.drafter else ", without a drafter"
+    return f"{config.target.model}{drafter}"
+
+
+def _announce(config: Config, serving: Serving, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    drafts = serving.ready.num_draft_tokens
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    _say(
+        f"serving {config.served_name} on {serving.ready.device} ({serving.ready.dtype}), "
+        f"context {serving.max_model_len} tokens, "
+        + (f"{drafts} drafts in a block" if drafts else "no speculation")
+    )
+    _say(f"listening on {url}")
+    reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    body = {
+        "model": config.served_name,
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "stream": True,
+    }
+    _say(
+        f"try: curl -N {reachable}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d '{json.dumps(body)}'"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
