@@ -41,4 +41,7 @@ def _type_name(annotation: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "optional" if field.default is None else f"default {field.default}"
+    if field.default is None:
+        return "optional"
+    default = str(field.default)
+    return f"default {default.lower() if isinstance(field.default, bool) else default}"

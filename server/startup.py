@@ -20,16 +20,21 @@ from server.app import create_app
 from server.config import Config, ServerConfig
 from server.service import Service, Serving, run_in_daemon_thread
 
-EXIT_CONFIG = 2
-EXIT_ENGINE = 1
-
 
 def serve(config: Config) -> int:
-    """Run until SIGTERM or Ctrl-C; returns the exit code. Raises ConfigError."""
+    """Run until SIGTERM or Ctrl-C; returns the exit code: 1 if the engine died while it started.
+
+    Raises ConfigError, also for what only the worker could find out.
+    """
     _configure_logging(config.server.log_level)
     # Before anything slow: a port that is taken should not cost a minute of loading.
     listener = _listen(config.server)
-    return uvloop.run(_Process(config, listener).run())
+    try:
+        uvloop.run(_Process(config, listener).run())
+    except EngineDeadError as error:
+        print(f"error: {error}; its own messages are above", file=sys.stderr)
+        return 1
+    return 0
 
 
 class _HttpServer(uvicorn.Server):
@@ -50,18 +55,20 @@ class _Process:
         self._http = _HttpServer(_uvicorn_config(self._service, config.server))
         self._engine: EngineClient | None = None
 
-    async def run(self) -> int:
+    async def run(self) -> None:
         loading = asyncio.create_task(self._load())
         self._handle_signals(loading)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         try:
-            exit_code = await self._announce_when(loading)
+            with contextlib.suppress(asyncio.CancelledError):  # told to stop while loading
+                _announce(self._config, await loading, self._listener)
             await http
         finally:
+            self._http.should_exit = True
+            await http
             self._service.close()
             if self._engine is not None:
                 await self._engine.close()
-        return exit_code
 
     async def _load(self) -> Serving:
         _say(f"loading {_checkpoints(self._config)}")
@@ -69,21 +76,6 @@ class _Process:
         resolved = await run_in_daemon_thread(resolve_checkpoints, config)
         self._engine = EngineClient(resolved)
         return await self._service.start(self._engine, Path(resolved.target.model))
-
-    async def _announce_when(self, loading: "asyncio.Task[Serving]") -> int:
-        try:
-            serving = await loading
-        except asyncio.CancelledError:
-            return 0  # told to stop while loading
-        except (ConfigError, EngineDeadError) as error:
-            self._http.should_exit = True
-            fail(error)
-            return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ENGINE
-        except BaseException:
-            self._http.should_exit = True
-            raise
-        _announce(self._config, serving, self._listener)
-        return 0
 
     def _handle_signals(self, loading: "asyncio.Task[Serving]") -> None:
         def stop() -> None:
@@ -94,11 +86,6 @@ class _Process:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-
-
-def fail(error: Exception) -> None:
-    """Tell the operator, in one line."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
 
 
 def _uvicorn_config(service: Service, config: ServerConfig) -> uvicorn.Config:

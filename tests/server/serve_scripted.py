@@ -1,22 +1,26 @@
 """``python -m server`` over a scripted engine: python tests/server/serve_scripted.py CONFIG …
 
-What the engine does is chosen by target.served_name: ``tiny`` answers, ``hangs`` never becomes
-ready, ``fails`` refuses to start, ``slow`` takes its time between steps.
+How it starts is chosen by target.served_name: ``hangs`` never becomes ready, ``fails`` refuses,
+``dies`` ends without a word, others serve. A request with the seed SLOW gets its
+steps one by one, with pauses.
 """
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import server.startup
+from engine.client import EngineDeadError
 from engine.config import ConfigError, EngineConfig
-from engine.messages import Ready
+from engine.messages import Output, Ready, SamplingParams
 from server.__main__ import main
 from server.tokenizer import load_tokenizer
 from tests.server.scripted_engine import ScriptedEngine, answer
 
 TEXT = "The quick brown 😀 fox jumps over the lazy dog."
+SLOW = 77
 
 
 class Engine(ScriptedEngine):
@@ -24,18 +28,25 @@ class Engine(ScriptedEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         tokens = load_tokenizer(Path(config.target.model)).encode(TEXT)
-        steps: list[Any] = [*answer(tokens)]
-        name = config.target.served_name
-        if name == "slow":
-            steps = [step for output in steps for step in (output, 0.2)]
-        error = ConfigError("target.model = 'x': no such thing;\nuse another")
-        super().__init__(steps, start_error=error if name == "fails" else None, config=config)
+        super().__init__([*answer(tokens)], config=config)
+        if config.target.served_name == "fails":
+            self.start_error = ConfigError("target.model = 'x': no such thing;\nuse another")
+        if config.target.served_name == "dies":
+            self.start_error = EngineDeadError("the engine worker exited with code 9")
 
     async def start(self) -> Ready:
         assert self.config is not None
         if self.config.target.served_name == "hangs":
             await asyncio.Event().wait()
         return await super().start()
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, **rest: Any
+    ) -> AsyncIterator[Output]:
+        async for output in super().generate(request_id, prompt_token_ids, params, **rest):
+            yield output
+            if params.seed == SLOW:
+                await asyncio.sleep(0.2)
 
     async def close(self) -> None:
         print("engine closed", flush=True)

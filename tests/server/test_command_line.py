@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.server.serve_scripted import SLOW
+
 ROOT = Path(__file__).parents[2]
 SCRIPTED = [sys.executable, str(Path(__file__).with_name("serve_scripted.py"))]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -101,6 +103,13 @@ def test_error_of_the_worker(config: Path) -> None:
     assert_one_line(result, "target.model = 'x': no such thing; use another")
 
 
+def test_worker_that_dies_while_it_starts(config: Path) -> None:
+    result = run([*SCRIPTED, str(config), "--set", "target.served_name=dies"])
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: the engine worker exited with code 9")
+    assert "engine closed" in result.stdout
+
+
 def test_checkpoint_without_tokenizer(config: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     command = [sys.executable, "-m", "server", str(config)]
@@ -152,10 +161,9 @@ def test_health_answers_while_loading_and_a_signal_ends_it(config: Path) -> None
 def test_running_requests_finish_until_the_deadline(
     config: Path, deadline: str, complete: bool
 ) -> None:
-    arguments = ("target.served_name=slow", "--set", f"server.shutdown_timeout={deadline}")
-    with serving(config, "--set", *arguments) as process:
+    with serving(config, "--set", f"server.shutdown_timeout={deadline}") as process:
         url = wait_for(process, "listening on ")
-        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "seed": SLOW}
         received = ""
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
             try:
