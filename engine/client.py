@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 import zmq
@@ -29,7 +29,8 @@ from engine.messages import (
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_TIMEOUT = 5.0
+# A prompt chunk of the CPU can take seconds, and the heart beats between steps.
+HEARTBEAT_TIMEOUT = 15.0
 SHUTDOWN_TIMEOUT = 5.0
 
 
@@ -73,7 +74,7 @@ class EngineClient:
         *,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         """Outputs of one request, one per step, ending with one whose finish_reason is set.
 
         Closing or cancelling the iterator aborts the request. Raises EngineDeadError, and

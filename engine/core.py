@@ -89,11 +89,11 @@ class EngineCore:
             num_cached_tokens=request.num_cached_tokens,
         )
 
-    def _finish_reason(self, emission: Emission) -> FinishReason | None:
+    @staticmethod
+    def _finish_reason(emission: Emission) -> FinishReason | None:
         if emission.stopped:
             return "stop"
-        full = len(emission.request.token_ids) >= self.runner.max_model_len
-        return "length" if emission.exhausted or full else None
+        return "length" if emission.exhausted else None
 
     def _check(self, message: Submit) -> None:
         """Refuse what would break the device's tensors; the API process has refused it before."""

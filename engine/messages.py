@@ -65,8 +65,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step gave one request.
 
     ``token_ids`` ends with the stop token if a stop token ended the request. ``num_draft_tokens``
-    counts the drafts that the step verified (0: a prompt's first token, or plain decoding); of
-    these ``len(token_ids) - 1`` were accepted and emitted. ``num_cached_tokens`` counts prompt
+    counts the drafts that the step verified (0: a prompt's first token, or plain decoding);
+    ``len(token_ids) - 1`` is counted as accepted, so that tokens per step are exact also where a
+    stop token or max_tokens cut the accepted drafts. ``num_cached_tokens`` counts prompt
     tokens served from the prefix cache.
     """
 

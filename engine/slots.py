@@ -1,7 +1,7 @@
 """Device-resident state of the running requests, one row ("slot") each.
 
 A step reads and writes these tensors and needs nothing from the host, so that steps can follow
-each other without waiting for it. The last row is the null slot, for padding.
+each other without waiting for it.
 """
 
 import torch
@@ -25,15 +25,13 @@ class SlotTable:
     def __init__(
         self, max_num_seqs: int, max_pages: int, vocab_size: int, device: torch.device
     ) -> None:
-        slots = max_num_seqs + 1
         self.device = device
-        self.null = max_num_seqs
-        self.params: list[SamplingParams | None] = [None] * slots
-        self._admissions: list[tuple[int, int] | None] = [None] * slots
-        self._num_pages = [0] * slots
+        self.params: list[SamplingParams | None] = [None] * max_num_seqs
+        self._admissions: list[tuple[int, int] | None] = [None] * max_num_seqs
+        self._num_pages = [0] * max_num_seqs
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(slots, *shape, dtype=dtype, device=device)
+            return torch.zeros(max_num_seqs, *shape, dtype=dtype, device=device)
 
         self.seq_len = zeros()
         self.bonus = zeros()

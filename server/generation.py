@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
@@ -166,15 +166,13 @@ class Generation:
 
     def _outputs(self, index: int, job: Job) -> AsyncGenerator[Output, None]:
         seed = wrap_seed(job.params.seed + index)
-        outputs = self._engine.generate(
+        return self._engine.generate(
             f"{job.request_id}-{index}",
             job.prompt_token_ids,
             msgspec.structs.replace(job.params, seed=seed),
             priority=job.priority,
             cache_salt=job.cache_salt,
         )
-        # The interface promises that closing it aborts the request, so it has aclose().
-        return cast(AsyncGenerator[Output, None], outputs)
 
     def _count(self, output: Output, delta: Delta, previous: float | None) -> float:
         """Count one step; ``previous`` and the result are the times of the choice's steps."""

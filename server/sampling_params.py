@@ -76,8 +76,8 @@ def to_sampling_params(
 
 
 def wrap_seed(seed: int) -> int:
-    """Any integer as one that fits a signed 64-bit word and is not negative."""
-    return seed & (2**63 - 1)
+    """Any integer as 64 bits."""
+    return seed & (2**64 - 1)
 
 
 def _or(value: T | None, default: T) -> T:

@@ -67,9 +67,3 @@ class AttentionBatch:
     query_start: Tensor
     kv_lens: Tensor
     page_table: Tensor
-
-
-def flat_slots(page_table: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """Cache slots ``[B, W]`` of ``positions [B, W]`` under ``page_table [B, pages]``."""
-    pages = page_table.gather(1, positions // page_size)
-    return pages * page_size + positions % page_size

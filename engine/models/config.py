@@ -50,7 +50,7 @@ class DecoderJson(BaseModel):
     rope_parameters: RopeJson | None = None
     use_sliding_window: bool | None = None
     sliding_window: int | None = None
-    max_window_layers: int | None = None
+    max_window_layers: int = 28
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
 
@@ -63,6 +63,8 @@ class DecoderJson(BaseModel):
         except ValidationError as error:
             raise ConfigError(f"{path}: {_first_problem(error)}") from None
         fields._refuse("hidden_act", fields.hidden_act, fields.hidden_act == "silu", path)
+        grouped = fields.num_attention_heads % fields.num_key_value_heads == 0
+        fields._refuse("num_key_value_heads", fields.num_key_value_heads, grouped, path)
         quantized = fields.quantization_config is not None
         fields._refuse("quantization_config", fields.quantization_config, not quantized, path)
         return fields
@@ -124,7 +126,7 @@ class DecoderJson(BaseModel):
         """The rule of configs without ``layer_types``: the upper layers slide."""
         first = self.num_hidden_layers
         if self.use_sliding_window and self.sliding_window is not None:
-            first = self.max_window_layers or 0
+            first = self.max_window_layers
         kinds = "full_attention", "sliding_attention"
         return [kinds[layer >= first] for layer in range(self.num_hidden_layers)]
 

@@ -41,11 +41,11 @@ class ModelRunner:
     @torch.inference_mode()
     def __init__(self, config: EngineConfig) -> None:
         self.device = choose_device(config.engine.device)
-        self.eos_token_ids = Checkpoint(config.target.model).eos_token_ids
         target = load_target(config, self.device)
         drafter = load_drafter(config, target, self.device)
         self.dtype = target.config.dtype
         self.vocab_size = target.config.vocab_size
+        self.eos_token_ids = _eos_token_ids(config, self.vocab_size)
         self.max_model_len = _max_model_len(config, target, drafter)
         self.num_draft_tokens = _num_draft_tokens(config, drafter)
         self.page_size = config.engine.page_size
@@ -122,8 +122,9 @@ class ModelRunner:
         block = torch.cat([bonus, masks], dim=1)
         embedded = self.target.model.embed(block.flatten())
         hidden = self.drafter.model(embedded, self.drafter.context(batch))
-        drafts = hidden.unflatten(0, block.shape)[:, 1:]
-        return torch.cat([bonus, self.target.model.logits(drafts).argmax(-1)], dim=1)
+        rows = hidden.unflatten(0, block.shape)[:, 1:].flatten(0, 1)
+        drafts = self.target.model.logits(rows).argmax(-1)
+        return torch.cat([bonus, drafts.view_as(masks)], dim=1)
 
     @property
     def mask_token_id(self) -> int:
@@ -215,6 +216,17 @@ def _emissions(requests: list[Request], accepted: Accepted) -> list[Emission]:
 def _cache_specs(model: TargetModel | DFlashDrafter) -> list[CacheSpec]:
     config = model.config
     return [config.attention_spec(layer).cache for layer in range(config.num_layers)]
+
+
+def _eos_token_ids(config: EngineConfig, vocab_size: int) -> list[int]:
+    ids = Checkpoint(config.target.model).eos_token_ids
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise ConfigError(
+                f"{config.target.model}: eos_token_id = {token} is outside the vocabulary of "
+                f"{vocab_size}; correct it in generation_config.json"
+            )
+    return ids
 
 
 def _max_model_len(config: EngineConfig, target: TargetModel, drafter: DFlashDrafter | None) -> int:
