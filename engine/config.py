@@ -3,7 +3,7 @@
 Frozen, resolved once, unknown keys refused. Key names follow vLLM's where the meaning is the same.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -77,6 +77,11 @@ class EngineTable(Table):
     )
     num_draft_tokens: int | None = Field(
         None, ge=1, description="drafts in a block; default: the drafter's block_size - 1"
+    )
+    synthetic_acceptance_rates: list[Annotated[float, Field(ge=0, le=1)]] | None = Field(
+        None,
+        description="accept draft k + 1 of a block with this probability, whatever the target says;"
+        " one rate per draft, none above the one before; for dummy weights only",
     )
 
 

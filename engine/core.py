@@ -34,6 +34,7 @@ class EngineCore:
             eos_token_ids=self.runner.eos_token_ids,
             device=self.runner.device.type,
             dtype=str(self.runner.dtype).removeprefix("torch."),
+            synthetic=self.runner.synthetic_rates is not None,
         )
 
     @property

@@ -86,7 +86,8 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker serves. ``num_draft_tokens`` is K (0 without a drafter)."""
+    """The worker serves. ``num_draft_tokens`` is K (0 without a drafter); ``synthetic``: drafts are
+    accepted by chance (engine.synthetic_acceptance_rates)."""
 
     max_model_len: int
     num_kv_tokens: int
@@ -95,6 +96,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     eos_token_ids: list[int]
     device: str
     dtype: str
+    synthetic: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -22,6 +22,11 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     return -torch.log(-torch.log1p(-uniform[:, :vocab_size]))
 
 
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One float32 in (0, 1) for each of ``seeds`` and ``positions [R]``."""
+    return _uniform(seeds, positions, 1)[:, 0]
+
+
 def _uniform(seeds: Tensor, positions: Tensor, groups: int) -> Tensor:
     """Uniform floats in (0, 1), ``[R, 4 * groups]``: four of them for each counter."""
     counters = torch.arange(groups, device=seeds.device).expand(len(seeds), groups)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.noise import uniform
 from engine.slots import SlotTable
 
 
@@ -25,14 +26,27 @@ class Accepted:
     exhausted: Tensor
 
 
-def accept(block: Tensor, sampled: Tensor, slots: Tensor, table: SlotTable) -> Accepted:
+def accept(
+    block: Tensor,
+    sampled: Tensor,
+    slots: Tensor,
+    table: SlotTable,
+    synthetic_rates: Tensor | None = None,
+) -> Accepted:
     """Compare the drafts of ``block [B, W]`` with the target's ``sampled [B, W]``.
 
     Row i of ``sampled`` is the target's token after block[:, : i + 1]. Drafts are accepted up to
     the first that differs; the target's own token there (or after the last draft) is emitted too.
     A stop token and max_tokens end the emission.
+
+    ``synthetic_rates [W - 1]`` replaces the comparison, to measure speed with random weights: draft
+    k is accepted with probability ``synthetic_rates[k - 1]``, and then it is what is emitted.
     """
-    accepted = (block[:, 1:] == sampled[:, :-1]).long().cumprod(1).sum(1)
+    if synthetic_rates is None:
+        accepted = (block[:, 1:] == sampled[:, :-1]).long().cumprod(1).sum(1)
+    else:
+        accepted = _synthetic_count(synthetic_rates, slots, table)
+        sampled = _keep_drafts(block, sampled, accepted)
     count = accepted + 1
     is_stop = (sampled[:, :, None] == table.stop_ids[slots][:, None]).any(-1)
     width = sampled.shape[1]
@@ -41,6 +55,18 @@ def accept(block: Tensor, sampled: Tensor, slots: Tensor, table: SlotTable) -> A
     room = table.max_output[slots] - table.num_output[slots]
     count = torch.minimum(torch.minimum(count, first_stop + 1), room)
     return Accepted(sampled, count, first_stop < count, count == room)
+
+
+def _synthetic_count(rates: Tensor, slots: Tensor, table: SlotTable) -> Tensor:
+    """Drafts to accept ``[B]``: one draw, so that ``rates`` are the unconditional probabilities."""
+    draw = uniform(table.seeds[slots], table.seq_len[slots])
+    return (draw[:, None] < rates).sum(1)
+
+
+def _keep_drafts(block: Tensor, sampled: Tensor, accepted: Tensor) -> Tensor:
+    drafts = torch.cat([block[:, 1:], sampled[:, -1:]], dim=1)
+    rank = torch.arange(sampled.shape[1], device=sampled.device)
+    return torch.where(rank < accepted[:, None], drafts, sampled)
 
 
 def commit(accepted: Accepted, slots: Tensor, table: SlotTable) -> None:

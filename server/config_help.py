@@ -1,7 +1,7 @@
 """The part of ``--help`` that explains every configuration key, generated from the models."""
 
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -35,6 +35,10 @@ def _type_name(annotation: Any) -> str:
         return " | ".join(str(choice) for choice in arguments)
     if origin in (Union, types.UnionType):
         return " | ".join(_type_name(a) for a in arguments if a is not type(None))
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is list:
+        return f"list of {_type_name(arguments[0])}s"
     return _TYPE_NAMES.get(annotation, str(annotation))
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from engine.client import EngineClient, EngineDeadError
-from engine.messages import Output, SamplingParams
+from engine.messages import Output, Ready, SamplingParams
 from server.detokenizer import Detokenizer
 from server.errors import ApiError, internal, unavailable
 from server.metrics import Metrics
@@ -101,7 +101,7 @@ class Generation:
     """Runs a job. ``deltas`` may be iterated once; closing it aborts what still runs."""
 
     def __init__(
-        self, engine: EngineClient, num_spec_tokens: int, tokenizer: Tokenizer, metrics: Metrics
+        self, engine: EngineClient, ready: Ready, tokenizer: Tokenizer, metrics: Metrics
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -112,7 +112,7 @@ class Generation:
         self.num_completion_tokens = 0
         self.time_to_first_token: float | None = None
         self.finish_reasons: list[str] = []
-        self.speculation = SpeculationCounts(num_spec_tokens)
+        self.speculation = SpeculationCounts(ready.num_draft_tokens, ready.synthetic)
 
     async def deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
         """The deltas of all choices, in the order in which the engine brings them.

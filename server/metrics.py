@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
+from engine.messages import Ready
 from server.speculation import SpeculationCounts
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -58,10 +59,10 @@ class Metrics(Collector):
         )
         self._registry.register(self)
 
-    def attach(self, engine: EngineClient, num_spec_tokens: int) -> None:
+    def attach(self, engine: EngineClient, ready: Ready) -> None:
         """The engine is up: its figures are exposed from now on."""
         self._engine = engine
-        self.speculation = SpeculationCounts(num_spec_tokens)
+        self.speculation = SpeculationCounts(ready.num_draft_tokens, ready.synthetic)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -91,6 +92,9 @@ class Metrics(Collector):
         for position, accepted in enumerate(counts.accepted_per_position()):
             per_position.add_metric([str(position)], accepted)
         yield per_position
+        yield _gauge(
+            "synthetic_acceptance", "1: drafts are accepted by chance.", float(counts.synthetic)
+        )
 
 
 def _engine_metrics(engine: EngineClient) -> Iterator[Family]:

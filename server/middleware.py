@@ -126,5 +126,6 @@ def _generation_fields(generation: Generation) -> dict[str, Any]:
     if generation.time_to_first_token is not None:
         fields["ttft"] = f"{generation.time_to_first_token:.3f}"
     if generation.speculation.num_draft_tokens:
-        fields["acceptance_length"] = f"{generation.speculation.mean_acceptance_length:.2f}"
+        label = "synthetic_" if generation.speculation.synthetic else ""
+        fields[f"{label}acceptance_length"] = f"{generation.speculation.mean_acceptance_length:.2f}"
     return fields

@@ -232,7 +232,8 @@ class Usage(BaseModel):
 
 
 class SpeculativeDecoding(BaseModel):
-    """How well the drafter guessed. ``acceptance_histogram[j]``: steps that accepted j drafts."""
+    """How well the drafter guessed. ``acceptance_histogram[j]``: steps that accepted j drafts;
+    ``synthetic``: by chance, to measure speed."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -241,6 +242,7 @@ class SpeculativeDecoding(BaseModel):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
+    synthetic: bool
 
 
 class ResponseMetrics(BaseModel):

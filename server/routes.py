@@ -38,7 +38,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     )
     job = _job(body, prompt_token_ids, params)
     generation = Generation(
-        serving.engine, serving.ready.num_draft_tokens, serving.text.tokenizer, service.metrics
+        serving.engine, serving.ready, serving.text.tokenizer, service.metrics
     )
     request.state.generation = generation
     envelope = Envelope(job.request_id, int(time.time()), service.model_name)

@@ -92,7 +92,7 @@ class Service:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         self._serving = Serving(engine, ready.result(), text.result())
-        self.metrics.attach(engine, ready.result().num_draft_tokens)
+        self.metrics.attach(engine, ready.result())
         return self._serving
 
     def close(self) -> None:

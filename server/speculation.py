@@ -5,10 +5,14 @@ from server.protocol import SpeculativeDecoding
 
 
 class SpeculationCounts:
-    """Steps by the number of drafts they accepted, out of ``num_spec_tokens`` (K)."""
+    """Steps by the number of drafts they accepted, out of ``num_spec_tokens`` (K).
 
-    def __init__(self, num_spec_tokens: int) -> None:
+    ``synthetic``: they were accepted by chance, and every report must say so.
+    """
+
+    def __init__(self, num_spec_tokens: int, synthetic: bool = False) -> None:
         self.num_spec_tokens = num_spec_tokens
+        self.synthetic = synthetic
         self.histogram = [0] * (num_spec_tokens + 1)
         self.num_draft_tokens = 0
 
@@ -49,4 +53,5 @@ class SpeculationCounts:
             num_accepted_draft_tokens=self.num_accepted,
             num_draft_tokens=self.num_draft_tokens,
             num_spec_tokens=self.num_spec_tokens,
+            synthetic=self.synthetic,
         )

@@ -138,6 +138,8 @@ def _announce(config: Config, serving: Serving, listener: socket.socket) -> None
         f"context {serving.max_model_len} tokens, "
         + (f"{drafts} drafts in a block" if drafts else "no speculation")
     )
+    if serving.ready.synthetic:
+        _say("SYNTHETIC acceptance: drafts are accepted by chance; measure nothing but speed")
     _say(f"listening on {url}")
     reachable = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     body = {

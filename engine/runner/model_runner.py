@@ -48,6 +48,7 @@ class ModelRunner:
         self.eos_token_ids = _eos_token_ids(config, self.vocab_size)
         self.max_model_len = _max_model_len(config, target, drafter)
         self.num_draft_tokens = _num_draft_tokens(config, drafter)
+        self.synthetic_rates = _synthetic_rates(config, self.num_draft_tokens, self.device)
         self.page_size = config.engine.page_size
         self._allocate(config, target, drafter)
 
@@ -107,7 +108,7 @@ class ModelRunner:
         block = self._propose(rows.index, batch)
         hidden, features = self._forward_target(block.flatten(), batch)
         logits = self.target.model.logits(hidden).unflatten(0, block.shape)
-        accepted = self._accept(logits, block, rows)
+        accepted = self._accept(logits, block, rows, self.synthetic_rates)
         kept = emitted_mask(accepted).flatten()
         # Rejected rows must never become context: they go to the null page.
         self._write_draft_context(features, replace(batch, slots=batch.slots * kept))
@@ -145,10 +146,16 @@ class ModelRunner:
         if self.drafter is not None and features is not None:
             self.drafter.model.write_context(features, self.drafter.context(batch))
 
-    def _accept(self, logits: Tensor, block: Tensor, rows: SamplingRows) -> Accepted:
+    def _accept(
+        self,
+        logits: Tensor,
+        block: Tensor,
+        rows: SamplingRows,
+        synthetic_rates: Tensor | None = None,
+    ) -> Accepted:
         """Sample every row, accept drafts, advance the slots."""
         sampled = sample(logits, block, rows)
-        accepted = accept(block, sampled, rows.index, self.table)
+        accepted = accept(block, sampled, rows.index, self.table, synthetic_rates)
         commit(accepted, rows.index, self.table)
         return accepted
 
@@ -259,3 +266,24 @@ def _num_draft_tokens(config: EngineConfig, drafter: DFlashDrafter | None) -> in
             f"{drafter.block_size} allows {most}; set it to {most} or less"
         )
     return wanted or most
+
+
+def _synthetic_rates(
+    config: EngineConfig, num_draft_tokens: int, device: torch.device
+) -> Tensor | None:
+    rates = config.engine.synthetic_acceptance_rates
+    if rates is None:
+        return None
+    key = f"engine.synthetic_acceptance_rates = {rates}"
+    for table, checkpoint in (("target", config.target), ("drafter", config.drafter)):
+        if checkpoint is None or checkpoint.load_format != "dummy":
+            raise ConfigError(
+                f'{key} needs {table}.load_format = "dummy": with real weights the target decides; '
+                "remove the key"
+            )
+    if len(rates) != num_draft_tokens or rates != sorted(rates, reverse=True):
+        raise ConfigError(
+            f"{key}: give {num_draft_tokens} rates, one per draft, none above the one before"
+        )
+    log.warning("SYNTHETIC acceptance: drafts are accepted by chance; measure nothing but speed")
+    return torch.tensor(rates, device=device)

@@ -152,9 +152,10 @@ def engine_config(
         engine["kv_cache_gib"] = _kv_cache_gib([target, drafter], kv_tokens, engine["page_size"])
     engine.setdefault("max_num_seqs", 4)
     engine.setdefault("max_num_batched_tokens", 256)
+    load = {"load_format": engine.pop("load_format", "auto")}
     return EngineConfig(
-        target=TargetConfig(model=str(target)),
-        drafter=DrafterConfig(model=str(drafter)) if drafter else None,
+        target=TargetConfig(model=str(target), **load),
+        drafter=DrafterConfig(model=str(drafter), **load) if drafter else None,
         engine=EngineTable(device="cpu", **engine),
     )
 

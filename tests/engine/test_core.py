@@ -156,3 +156,33 @@ def test_sliding_targets_keep_their_output_when_batched(tmp_path: Path, drafter_
     requests = [submit(str(i), range(1, 30 + i), max_tokens=20) for i in range(4)]
     plain = drive(make_engine(tmp_path, max_num_seqs=1), requests).tokens
     assert drive(make_engine(tmp_path, drafter_dir), requests).tokens == plain
+
+
+@pytest.mark.parametrize(
+    ("rates", "load_format", "words"),
+    [
+        ([0.9] * 5, "auto", ["synthetic_acceptance_rates", "target.load_format", "dummy"]),
+        ([0.9] * 4, "dummy", ["[0.9, 0.9, 0.9, 0.9]", "5 rates"]),
+        ([0.5, 0.6, 0.5, 0.5, 0.5], "dummy", ["none above the one before"]),
+    ],
+)
+def test_synthetic_rates_that_cannot_be(
+    rates: list[float], load_format: str, words: list[str], target_dir: Path, drafter_dir: Path
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_engine(
+            target_dir, drafter_dir, load_format=load_format, synthetic_acceptance_rates=rates
+        )
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_synthetic_rates_fill_the_blocks_of_dummy_weights(
+    target_dir: Path, drafter_dir: Path
+) -> None:
+    core = make_engine(
+        target_dir, drafter_dir, load_format="dummy", synthetic_acceptance_rates=[1.0] * 5
+    )
+    assert core.ready().synthetic
+    outputs = drive(core, [submit("x", [1, 2, 3], max_tokens=31)])
+    assert [len(o.token_ids) for o in outputs.outputs["x"]] == [1, 6, 6, 6, 6, 6]

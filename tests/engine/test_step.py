@@ -87,3 +87,28 @@ def test_emitted_mask() -> None:
     none = torch.tensor([False, False])
     accepted = Accepted(torch.zeros(2, 3, dtype=torch.int64), torch.tensor([1, 3]), none, none)
     assert emitted_mask(accepted).tolist() == [[True, False, False], [True, True, True]]
+
+
+def test_synthetic_rates_decide_how_many_drafts_are_emitted() -> None:
+    """Whatever the target sampled; stop tokens among the drafts still end the emission."""
+    block, sampled = torch.tensor([[BONUS, 1, 2, 3]]), torch.tensor([[9, 9, 9, 9]])
+    for rates, expected in [([1.0, 1.0, 0.0], [1, 2, 9]), ([0.0] * 3, [9])]:
+        accepted = accept(block, sampled, torch.tensor([0]), make_table(5), torch.tensor(rates))
+        assert accepted.tokens[0, : int(accepted.count)].tolist() == expected
+    block[0, 2] = STOP[0]
+    accepted = accept(block, sampled, torch.tensor([0]), make_table(5), torch.ones(3))
+    assert accepted.tokens[0, : int(accepted.count)].tolist() == [1, STOP[0]]
+    assert bool(accepted.stopped)
+
+
+def test_synthetic_rates_are_unconditional() -> None:
+    count, rates = 4000, torch.tensor([0.8, 0.5, 0.2])
+    table = SlotTable(count, 1, 64, torch.device("cpu"))
+    table.max_output.fill_(100)
+    table.stop_ids.fill_(-1)
+    table.seq_len = torch.arange(count)  # one draw for each position
+    block, sampled = torch.tensor([[BONUS, 1, 2, 3]]), torch.tensor([[9, 9, 9, 9]])
+    slots = torch.arange(count)
+    accepted = accept(block.expand(count, -1), sampled.expand(count, -1), slots, table, rates)
+    shares = [(accepted.count > k).double().mean().item() for k in (1, 2, 3)]
+    assert shares == pytest.approx(rates.tolist(), abs=0.03)

@@ -44,6 +44,10 @@ class ScriptedEngine:
     async def start(self) -> Ready:
         if self.start_error is not None:
             raise self.start_error
+        return self.ready
+
+    @property
+    def ready(self) -> Ready:
         return Ready(
             max_model_len=self.max_model_len,
             num_kv_tokens=1 << 20,

@@ -11,15 +11,15 @@ from server.errors import ApiError
 from server.generation import Delta, Generation, Job
 from server.metrics import Metrics
 from server.tokenizer import Tokenizer
-from tests.server.scripted_engine import NUM_DRAFT_TOKENS, ScriptedEngine, answer, step
+from tests.server.scripted_engine import ScriptedEngine, answer, step
 
 Steps = list[Output | Exception | asyncio.Event | float]
 
 
 def generation(tokenizer: Tokenizer, engine: ScriptedEngine) -> Generation:
     client, metrics = cast(EngineClient, engine), Metrics()
-    metrics.attach(client, NUM_DRAFT_TOKENS)
-    return Generation(client, NUM_DRAFT_TOKENS, tokenizer, metrics)
+    metrics.attach(client, engine.ready)
+    return Generation(client, engine.ready, tokenizer, metrics)
 
 
 def job(**fields: Any) -> Job:

@@ -107,4 +107,5 @@ def test_help_explains_every_key() -> None:
     assert "max_num_seqs  (integer, default 64)" in text
     assert "model  (string, required)" in text
     assert "device  (auto | cpu | cuda, default auto)" in text
+    assert "synthetic_acceptance_rates  (list of numbers, optional)" in text
     assert "None" not in text

@@ -67,6 +67,7 @@ async def test_usage_chunk(api: Api, steps: list[Any]) -> None:
         "num_accepted_draft_tokens",
         "num_draft_tokens",
         "num_spec_tokens",
+        "synthetic",
     }
     assert len(speculation["acceptance_histogram"]) == speculation["num_spec_tokens"] + 1
     assert sum(speculation["acceptance_histogram"]) == speculation["num_spec_steps"]
