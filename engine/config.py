@@ -75,8 +75,10 @@ class EngineTable(Table):
     draft_attention_backend: Literal["auto", "torch"] = Field(
         "auto", description="attention of the drafter"
     )
-    num_draft_tokens: int | None = Field(
-        None, ge=1, description="drafts in a block; default: the drafter's block_size - 1"
+    num_draft_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto",
+        description="drafts that a step proposes; auto: as many as pay at the moment, up to the"
+        " drafter's block_size - 1",
     )
     synthetic_acceptance_rates: list[Annotated[float, Field(ge=0, le=1)]] | None = Field(
         None,

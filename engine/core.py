@@ -1,11 +1,16 @@
 """The engine without its process: scheduler and model runner, driven one step at a time."""
 
+import time
+
+import msgspec
+
 from engine.config import EngineConfig
 from engine.messages import FinishReason, Output, Ready, Stats, Submit
 from engine.request import Request
 from engine.runner.model_runner import Emission, ModelRunner
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.slots import stop_token_ids
+from engine.width import WidthController
 
 
 class EngineCore:
@@ -23,6 +28,8 @@ class EngineCore:
             prefix_caching=options.prefix_caching,
         )
         self.scheduler = Scheduler(limits, self.runner.num_pages)
+        adaptive = options.num_draft_tokens == "auto" and self.runner.num_draft_tokens > 0
+        self._width = WidthController(self.runner.num_draft_tokens) if adaptive else None
 
     def ready(self) -> Ready:
         """What the API process needs to know of this engine."""
@@ -43,8 +50,9 @@ class EngineCore:
         return self.scheduler.has_work
 
     def stats(self) -> Stats:
-        """Gauges and counters of the scheduler."""
-        return self.scheduler.stats()
+        """Gauges and counters of the scheduler, and the width of the last step."""
+        drafts = self._width.chosen if self._width else self.runner.num_draft_tokens
+        return msgspec.structs.replace(self.scheduler.stats(), num_draft_tokens=drafts)
 
     def submit(self, message: Submit) -> Output | None:
         """Queue a request. An impossible one gives an error output at once."""
@@ -71,10 +79,19 @@ class EngineCore:
                 self.scheduler.chunk_done(chunk)
             outputs += [self._emit(emission, num_draft_tokens=0) for emission in emissions]
         if schedule.decodes:
-            emissions = self.runner.step(schedule.decodes)
-            drafts = self.runner.num_draft_tokens
-            outputs += [self._emit(emission, drafts) for emission in emissions]
+            outputs += self._speculate(schedule.decodes)
         return outputs
+
+    def _speculate(self, requests: list[Request]) -> list[Output]:
+        """One speculative step, as wide as pays."""
+        drafts = self._width.choose(len(requests)) if self._width else self.runner.num_draft_tokens
+        start = time.perf_counter()
+        emissions = self.runner.step(requests, drafts)
+        seconds = time.perf_counter() - start
+        if self._width:
+            accepted = [(len(e.token_ids) - 1, e.stopped or e.exhausted) for e in emissions]
+            self._width.observe(drafts, accepted, seconds)
+        return [self._emit(emission, drafts) for emission in emissions]
 
     def _emit(self, emission: Emission, num_draft_tokens: int) -> Output:
         request = emission.request

@@ -106,7 +106,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges and counters since the worker's start. Prefix cache counts are in prompt tokens."""
+    """Gauges and counters since the worker's start. Prefix cache counts are in prompt tokens;
+    ``num_draft_tokens`` is how many drafts the last step proposed for each request."""
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0
@@ -116,6 +117,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_draft_tokens: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -107,6 +107,7 @@ def _engine_metrics(engine: EngineClient) -> Iterator[Family]:
     yield _gauge(
         "worker_heartbeat_age_seconds", "Since the worker's last sign.", engine.heartbeat_age
     )
+    yield _gauge("spec_decode_width", "Drafts of the last step.", stats.num_draft_tokens)
     yield _counter("num_preemptions", "Requests preempted.", stats.num_preemptions)
     yield _counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries)
     yield _counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits)

@@ -99,27 +99,28 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def step(self, requests: list[Request]) -> list[Emission]:
-        """One speculative step: draft, verify, accept, commit. Plain decoding has no drafts."""
+    def step(self, requests: list[Request], num_drafts: int) -> list[Emission]:
+        """One speculative step: draft, verify, accept, commit. Without drafts it is a plain one."""
         self._update_slots(requests)
         slots = _slots(requests)
         rows = SamplingRows(slots, self.table)
-        batch = self._block_batch(rows.index, self.num_draft_tokens + 1)
-        block = self._propose(rows.index, batch)
+        batch = self._block_batch(rows.index, num_drafts + 1)
+        block = self._propose(rows.index, batch, num_drafts)
         hidden, features = self._forward_target(block.flatten(), batch)
         logits = self.target.model.logits(hidden).unflatten(0, block.shape)
-        accepted = self._accept(logits, block, rows, self.synthetic_rates)
+        rates = None if self.synthetic_rates is None else self.synthetic_rates[:num_drafts]
+        accepted = self._accept(logits, block, rows, rates)
         kept = emitted_mask(accepted).flatten()
         # Rejected rows must never become context: they go to the null page.
         self._write_draft_context(features, replace(batch, slots=batch.slots * kept))
         return _emissions(requests, accepted)
 
-    def _propose(self, slots: Tensor, batch: AttentionBatch) -> Tensor:
+    def _propose(self, slots: Tensor, batch: AttentionBatch, num_drafts: int) -> Tensor:
         """Draft blocks ``[B, W]``: each slot's bonus and the drafter's guesses after it."""
         bonus = self.table.bonus[slots][:, None]
-        if self.drafter is None:
+        if self.drafter is None or num_drafts == 0:
             return bonus
-        masks = bonus.new_full((len(slots), self.num_draft_tokens), self.mask_token_id)
+        masks = bonus.new_full((len(slots), num_drafts), self.mask_token_id)
         block = torch.cat([bonus, masks], dim=1)
         embedded = self.target.model.embed(block.flatten())
         hidden = self.drafter.model(embedded, self.drafter.context(batch))
@@ -253,19 +254,21 @@ def _max_model_len(config: EngineConfig, target: TargetModel, drafter: DFlashDra
 def _num_draft_tokens(config: EngineConfig, drafter: DFlashDrafter | None) -> int:
     wanted = config.engine.num_draft_tokens
     if drafter is None:
-        if wanted is not None:
+        if wanted != "auto":
             raise ConfigError(
                 f"engine.num_draft_tokens = {wanted} needs a drafter; add a [drafter] table or "
                 "remove the key"
             )
         return 0
     most = drafter.block_size - 1
-    if wanted is not None and wanted > most:
+    if wanted == "auto":
+        return most
+    if wanted > most:
         raise ConfigError(
             f"engine.num_draft_tokens = {wanted}, but the drafter's block_size = "
             f"{drafter.block_size} allows {most}; set it to {most} or less"
         )
-    return wanted or most
+    return wanted
 
 
 def _synthetic_rates(

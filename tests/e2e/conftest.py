@@ -17,5 +17,6 @@ def demo_prompts() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    with run_server() as running:
+    # A fixed width, so that tests can count; other tests leave the choice to the server.
+    with run_server("--set", "engine.num_draft_tokens=15") as running:
         yield running

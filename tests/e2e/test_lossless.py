@@ -81,7 +81,8 @@ def mixed(prompts: list[list[int]]) -> list[Case]:
 @contextmanager
 def engine(*, speculate: bool, **options: Any) -> Iterator[EngineCore]:
     """An engine over the bundled pair; afterwards every page must be free or cached."""
-    table = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "page_size": 16, **options}
+    width = {"num_draft_tokens": 15} if speculate else {}
+    table = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "page_size": 16, **width, **options}
     core = EngineCore(
         EngineConfig(
             target=TargetConfig(model=str(ROOT / "demo/target")),
@@ -176,9 +177,9 @@ def test_preemption(mixed: list[Case], mixed_reference: list[list[int]]) -> None
         assert core.stats().num_preemptions > 0
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 6])
-def test_fewer_drafts(
-    mixed: list[Case], mixed_reference: list[list[int]], num_draft_tokens: int
+@pytest.mark.parametrize("num_draft_tokens", ["auto", 1, 6])
+def test_other_widths(
+    mixed: list[Case], mixed_reference: list[list[int]], num_draft_tokens: int | str
 ) -> None:
     with engine(speculate=True, num_draft_tokens=num_draft_tokens) as core:
         assert run(core, mixed[:40])[0] == mixed_reference[:40]

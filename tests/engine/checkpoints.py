@@ -152,6 +152,11 @@ def engine_config(
         engine["kv_cache_gib"] = _kv_cache_gib([target, drafter], kv_tokens, engine["page_size"])
     engine.setdefault("max_num_seqs", 4)
     engine.setdefault("max_num_batched_tokens", 256)
+    if drafter:
+        # Every step proposes all drafts, unless a test wants it otherwise.
+        config = json.loads((drafter / "config.json").read_text())
+        block_size = config.get("block_size") or config["dflash_config"].get("block_size", 2)
+        engine.setdefault("num_draft_tokens", max(1, block_size - 1))
     load = {"load_format": engine.pop("load_format", "auto")}
     return EngineConfig(
         target=TargetConfig(model=str(target), **load),

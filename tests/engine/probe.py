@@ -89,9 +89,9 @@ class Probe:
     def _wrap(
         self, name: str, inner: Callable[..., Any], requests: Callable[[Any], list[Request]]
     ) -> None:
-        def outer(batch: Any) -> Any:
+        def outer(batch: Any, *rest: Any) -> Any:
             self.current = requests(batch)
-            return inner(batch)
+            return inner(batch, *rest)
 
         setattr(self.runner, name, outer)
 
@@ -121,11 +121,15 @@ class Probe:
 class Steering:
     """Replaces drafts by the tokens of a plain run, some of them spoilt: any acceptance happens.
 
-    The drafter runs all the same. ``accepted`` counts how often how many drafts were right.
+    The drafter runs all the same. ``any_width`` proposes another number of drafts in each step.
+    ``accepted`` counts how often how many drafts were right.
     """
 
-    def __init__(self, core: EngineCore, truth: dict[str, list[int]], seed: int) -> None:
+    def __init__(
+        self, core: EngineCore, truth: dict[str, list[int]], seed: int, any_width: bool = False
+    ) -> None:
         self.truth = truth
+        self.any_width = any_width
         self.random = Random(seed)
         self.right: dict[int, int] = defaultdict(int)
         self._current: list[Request] = []
@@ -134,12 +138,13 @@ class Steering:
         setattr(core.runner, "step", self.step)  # noqa: B010 (mypy: a method)
         setattr(core.runner, "_propose", self.propose)  # noqa: B010
 
-    def step(self, requests: list[Request]) -> Any:
+    def step(self, requests: list[Request], num_drafts: int) -> Any:
         self._current = requests
-        return self._step(requests)
+        width = self.random.randint(0, num_drafts) if self.any_width else num_drafts
+        return self._step(requests, width)
 
-    def propose(self, slots: Tensor, batch: Any) -> Tensor:
-        block = self._propose(slots, batch)
+    def propose(self, slots: Tensor, batch: Any, num_drafts: int) -> Tensor:
+        block = self._propose(slots, batch, num_drafts)
         rows = zip(self._current, block.tolist(), strict=True)
         return torch.tensor([self._steer(request, row) for request, row in rows])
 

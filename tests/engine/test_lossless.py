@@ -84,6 +84,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "small_pages": {"max_num_seqs": 5, "page_size": 1},
     "large_pages": {"max_num_seqs": 5, "page_size": 64},
     "one_draft": {"max_num_seqs": 5, "num_draft_tokens": 1},
+    "another_width_in_each_step": {"max_num_seqs": 5, "any_width": True},
 }  # fmt: skip
 
 
@@ -97,10 +98,10 @@ def test_speculation_changes_no_token(
     drafter_dir: Path,
 ) -> None:
     options = {"stagger": 1, "max_model_len": MAX_MODEL_LEN, **SCENARIOS[scenario]}
-    stagger = options.pop("stagger")
+    stagger, any_width = options.pop("stagger"), options.pop("any_width", False)
     core = make_engine(target_dir, drafter_dir, **options)
     plain = plain_runs[seed]
-    steering = Steering(core, plain.tokens, seed)
+    steering = Steering(core, plain.tokens, seed, any_width)
     run = drive(core, workload(seed), stagger=stagger)
     assert run.tokens == plain.tokens
     assert run.reasons == plain.reasons
