@@ -1,1 +1,1 @@
-"""The demo pair: a small Qwen3 chat model of the Python standard library, and its DFlash drafter."""
+"""The demo pair: a small Qwen3 chat model of the standard library, and its DFlash drafter."""

@@ -2,7 +2,7 @@
 
 # The modules people ask about: learnt by heart. Both models are measured on these as "trained".
 CORE = """
-array ast argparse asyncio base64 bisect builtins calendar collections collections.abc
+array argparse asyncio base64 bisect builtins calendar collections collections.abc
 concurrent.futures configparser contextlib copy csv dataclasses datetime decimal difflib
 enum fnmatch fractions functools getpass glob gzip hashlib heapq hmac html http inspect io
 itertools json logging math operator os os.path pathlib pickle platform pprint queue random
@@ -21,7 +21,7 @@ stringprep symtable tabnanny telnetlib wave wsgiref.util xdrlib zipapp zoneinfo
 # Met a few times, too rarely to be learnt by heart: they teach both models what an answer about
 # an unfamiliar name looks like.
 WIDER = """
-abc aifc asyncore bz2 cProfile cgi chunk cgitb codecs compileall concurrent.futures.thread
+abc aifc ast asyncore bz2 cProfile cgi chunk cgitb codecs compileall concurrent.futures.thread
 contextvars copyreg crypt ctypes.util curses.ascii dbm dis distutils.util doctest
 email.header email.message email.policy email.utils email.mime.text email.parser encodings
 ftplib gc genericpath getopt gettext html.entities html.parser http.client http.cookiejar

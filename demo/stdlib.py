@@ -3,7 +3,9 @@
 import ast
 import importlib
 import inspect
+import os
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
@@ -61,6 +63,8 @@ def _load(name: str) -> ModuleType | None:
 def _of_module(module: ModuleType, name: str) -> Iterator[Item]:
     yield Item(name, name, "module", "", _doc(module), "")
     for key, value in _public(module):
+        if inspect.isclass(value) and value.__name__ != key:
+            continue  # Another name of a class that stands elsewhere.
         if inspect.isclass(value):
             yield from _of_class(value, name, f"{name}.{key}")
         elif callable(value) and _doc(value):
@@ -108,12 +112,16 @@ def _plain(doc: str) -> str:
 
 
 def _signature(value: Any) -> str:
-    """Parameters as written; an object's address in a default would change from run to run."""
+    """Parameters as written. What differs between machines and runs is put back as its source
+    has it: the environment, the interpreter's path, the addresses of objects."""
     try:
-        signature = inspect.signature(value)
+        signature = str(inspect.signature(value))
     except (TypeError, ValueError):
         return ""
-    return re.sub(r"<(\w+)[^<>]* at 0x[0-9a-f]+>", r"<\1>", str(signature))
+    for default, written in ((os.environ, "os.environ"), (sys.executable, "sys.executable")):
+        signature = signature.replace(repr(default), written)
+    signature = re.sub(r"<(\w+)[^<>]* at 0x[0-9a-f]+>", r"<\1>", signature)
+    return re.sub(r" at 0x[0-9a-f]+", "", signature)
 
 
 def _source(value: Any, what: str) -> str:
