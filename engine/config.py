@@ -69,11 +69,12 @@ class EngineTable(Table):
     )
     page_size: int = Field(64, ge=1, le=1024, description="tokens in one page of the KV cache")
     prefix_caching: bool = Field(True, description="reuse the KV pages of equal prompt beginnings")
-    attention_backend: Literal["auto", "torch"] = Field(
-        "auto", description="attention of the target"
+    attention_backend: Literal["auto", "torch", "triton"] = Field(
+        "auto",
+        description="attention of the target: triton is ours for GPUs, torch the slow reference",
     )
-    draft_attention_backend: Literal["auto", "torch"] = Field(
-        "auto", description="attention of the drafter"
+    draft_attention_backend: Literal["auto", "torch", "triton"] = Field(
+        "auto", description="attention of the drafter, likewise"
     )
     num_draft_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",

@@ -60,6 +60,7 @@ class AttentionBatch:
     ``query_start [B + 1]``: sequence b's new tokens are rows query_start[b] … query_start[b + 1].
     ``kv_lens [B]``: its tokens in the cache, the new ones included; the new ones are the last.
     ``page_table [B, pages]``; ``positions [T]``; ``slots [T]``: where the new tokens' K/V go.
+    ``max_query_len``: the most new tokens of one sequence, known on the host.
     """
 
     positions: Tensor
@@ -67,3 +68,4 @@ class AttentionBatch:
     query_start: Tensor
     kv_lens: Tensor
     page_table: Tensor
+    max_query_len: int

@@ -63,15 +63,16 @@ class ModelRunner:
         caches = kv_cache.allocate(specs, self.num_pages, self.page_size, self.dtype, self.device)
         split = target.config.num_layers
 
-        def paged(model: M, layers: slice, backend: str) -> PagedModel[M]:
+        def paged(model: M, layers: slice, key: str) -> PagedModel[M]:
             shape = model.config
             rope = RotaryEmbedding(shape.rope, shape.head_dim, positions, self.device)
-            return PagedModel(model, caches[layers], rope, select_backend(backend))
+            attend = select_backend(f"engine.{key}", getattr(options, key), self.device)
+            return PagedModel(model, caches[layers], rope, attend)
 
         options = config.engine
-        self.target = paged(target, slice(split), options.attention_backend)
+        self.target = paged(target, slice(split), "attention_backend")
         self.drafter = (
-            paged(drafter, slice(split, None), options.draft_attention_backend) if drafter else None
+            paged(drafter, slice(split, None), "draft_attention_backend") if drafter else None
         )
         max_pages = -(-positions // self.page_size)
         self.table = SlotTable(options.max_num_seqs, max_pages, self.vocab_size, self.device)
@@ -178,7 +179,7 @@ class ModelRunner:
         ends = torch.tensor([chunk.end for chunk in chunks])
         slots = torch.tensor(_slots([chunk.request for chunk in chunks]))
         slots, sequence, starts, ends = (t.to(self.device) for t in (slots, sequence, starts, ends))
-        return self._batch(slots, sequence, positions, starts, ends)
+        return self._batch(slots, sequence, positions, starts, ends, max(lengths))
 
     def _block_batch(self, slots: Tensor, width: int) -> AttentionBatch:
         """``width`` tokens after the committed ones of every slot."""
@@ -189,7 +190,7 @@ class ModelRunner:
         index = torch.arange(count, device=self.device)
         sequence = index[:, None].expand(-1, width).flatten()
         starts = torch.arange(count + 1, device=self.device) * width
-        return self._batch(slots, sequence, positions, starts, committed + width)
+        return self._batch(slots, sequence, positions, starts, committed + width, width)
 
     def _batch(
         self,
@@ -198,12 +199,15 @@ class ModelRunner:
         positions: Tensor,
         query_start: Tensor,
         kv_lens: Tensor,
+        max_query_len: int,
     ) -> AttentionBatch:
         """``sequence [T]`` says to which of the batch's ``slots [B]`` each new token belongs."""
         page_table = self.table.page_table[slots]
         pages = page_table[sequence, positions // self.page_size]
         cache_slots = pages * self.page_size + positions % self.page_size
-        return AttentionBatch(positions, cache_slots, query_start, kv_lens, page_table)
+        return AttentionBatch(
+            positions, cache_slots, query_start, kv_lens, page_table, max_query_len
+        )
 
     def _update_slots(self, requests: list[Request]) -> None:
         for request in requests:

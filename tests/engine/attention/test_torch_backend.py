@@ -62,6 +62,7 @@ def test_equals_softmax_attention(
         query_start=torch.tensor([0, *new]).cumsum(0),
         kv_lens=torch.tensor(lengths),
         page_table=page_table,
+        max_query_len=max(new),
     )
     query = torch.randn(sum(new), HEADS, HEAD_DIM)
     output = attend(query, cache, batch, spec)
