@@ -56,6 +56,7 @@ class EngineClient:
         self._worker: WorkerProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._started: asyncio.Future[Ready] | None = None
+        self._closing = False
         self._last_sign_of_life = time.monotonic()
 
     async def start(self) -> Ready:
@@ -109,9 +110,10 @@ class EngineClient:
 
     @property
     def running(self) -> bool:
-        """The worker has started and its process lives."""
-        worker = self._worker
-        return self.ready is not None and worker is not None and worker.process.returncode is None
+        """The worker has started, its process lives and it takes requests."""
+        if self.ready is None or self._worker is None or self._closing:
+            return False
+        return self._worker.process.returncode is None
 
     @property
     def heartbeat_age(self) -> float:
@@ -124,21 +126,38 @@ class EngineClient:
         return self.running and self.heartbeat_age < HEARTBEAT_TIMEOUT
 
     async def close(self) -> None:
-        """Shut the worker down (kill it if it does not leave) and remove the socket."""
+        """Shut the worker down (kill it if it does not leave) and remove the socket.
+
+        Requests that still run get EngineDeadError at once.
+        """
+        self._closing = True
+        loading = self._started is not None and not self._started.done()
+        self._fail_all(EngineDeadError("the engine was closed"))
         if self._worker is not None:
-            process = self._worker.process
-            if process.returncode is None:
-                with contextlib.suppress(TimeoutError):
-                    self._send(Shutdown())
-                    await asyncio.wait_for(process.wait(), SHUTDOWN_TIMEOUT)
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            # A worker that is loading reads no messages: there is nothing to wait for.
+            await self._end_process(self._worker.process, 0 if loading else SHUTDOWN_TIMEOUT)
             self._worker.directory.cleanup()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
+
+    async def wait_dead(self) -> int:
+        """Return the worker's exit code once it has ended without being told to."""
+        assert self._worker is not None
+        code = await self._worker.process.wait()
+        if self._closing:
+            await asyncio.Event().wait()  # until cancelled: this end was asked for
+        return code
+
+    async def _end_process(self, process: asyncio.subprocess.Process, patience: float) -> None:
+        if process.returncode is None:
+            self._send(Shutdown())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), patience)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
     def _send(self, message: ToWorker) -> None:
         # Not awaited: a task that is being cancelled cannot wait, and once the worker is gone the
@@ -183,6 +202,14 @@ class EngineClient:
         code = await self._worker.process.wait()
         # What it sent last may still be in the socket.
         await asyncio.sleep(0.1)
-        self._resolve_start(EngineDeadError(f"the engine worker exited with code {code}"))
+        if self.ready is not None and not self._closing:
+            log.error("the engine worker ended with code %d", code)
+        self.stats = Stats()
+        self._fail_all(EngineDeadError(f"the engine worker exited with code {code}"))
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        """End a start that waits, and every request that runs."""
+        if self._started is not None:
+            self._resolve_start(error)
         for queue in self._outputs.values():
             queue.put_nowait(None)

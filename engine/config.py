@@ -17,7 +17,7 @@ class ConfigError(Exception):
 class Table(BaseModel):
     """A TOML table: immutable, typed strictly, unknown keys refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class CheckpointConfig(Table):
@@ -38,7 +38,9 @@ class TargetConfig(CheckpointConfig):
     """``[target]``: the model that decides every token."""
 
     served_name: str | None = Field(
-        None, description="model name in the API; default: the last part of target.model"
+        None,
+        min_length=1,
+        description="model name in the API; default: the last part of target.model",
     )
 
 

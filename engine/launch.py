@@ -76,6 +76,8 @@ async def launch_worker(config: EngineConfig, bind: Callable[[str], object]) -> 
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "engine.worker", address, str(settings), str(os.getpid()),
         stdin=asyncio.subprocess.DEVNULL,
+        # Ctrl-C goes to a terminal's process group; this process decides when the worker ends.
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
     return WorkerProcess(process, directory)

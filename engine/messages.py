@@ -15,6 +15,9 @@ from typing import Literal
 
 import msgspec
 
+MAX_STOP_TOKEN_IDS = 64
+"""Tokens that may end one request: ``stop_token_ids`` and the checkpoint's EOS together."""
+
 FinishReason = Literal["stop", "length", "error"]
 
 

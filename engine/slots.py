@@ -7,10 +7,8 @@ each other without waiting for it.
 import torch
 from torch import Tensor
 
-from engine.messages import SamplingParams
+from engine.messages import MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.request import Request
-
-MAX_STOP_TOKEN_IDS = 64
 
 
 class SlotTable:

@@ -5,12 +5,12 @@ One loop: drain messages, run a step, send its outputs in one message, beat the 
 
 import logging
 import os
-import signal
 import sys
 import time
 from pathlib import Path
 
 import msgspec
+import torch
 import zmq
 
 from engine.config import ConfigError, EngineConfig
@@ -88,10 +88,21 @@ class Worker:
         self._socket.send(self._encoder.encode(message))
 
 
+def _explain(error: Exception) -> str:
+    """One line for the operator. What nobody foresaw keeps its traceback, in the log."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"the GPU's memory does not suffice ({error}); lower engine.gpu_memory_utilization, "
+            "engine.kv_cache_gib or engine.max_num_seqs, or use a smaller model"
+        )
+    log.debug("while starting", exc_info=error)
+    return f"the engine cannot start: {type(error).__name__}: {error}; please report this"
+
+
 def main(address: str, config_path: str, parent: str) -> int:
     """Load the models and serve; a configuration that cannot work is reported to the parent."""
-    # Ctrl-C reaches the whole process group; the API process decides when the worker leaves.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine: %(message)s")
     config = EngineConfig.model_validate_json(Path(config_path).read_text())
     # Leaving the block sends what is queued: a Failed must arrive before the process ends.
@@ -100,8 +111,8 @@ def main(address: str, config_path: str, parent: str) -> int:
         socket.connect(address)
         try:
             core = EngineCore(config)
-        except ConfigError as error:
-            socket.send(msgspec.msgpack.encode(Failed(str(error))))
+        except Exception as error:
+            socket.send(msgspec.msgpack.encode(Failed(_explain(error))))
             return 2
         # Given, not asked for here: the parent may have died while the models were loaded.
         Worker(core, socket, int(parent)).run()

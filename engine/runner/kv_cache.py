@@ -1,6 +1,8 @@
 """The paged key/value pools of target and drafter, behind one page table."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -37,16 +39,41 @@ def num_pages_that_fit(config: EngineTable, bytes_per_page: int, device: torch.d
     pages = int(budget // bytes_per_page)
     if pages < 2:
         raise ConfigError(
-            f"{budget / 2**30:.2f} GiB for the KV cache holds {pages} pages of {bytes_per_page} "
-            "bytes; raise engine.kv_cache_gib or engine.gpu_memory_utilization"
+            f"engine.kv_cache_gib: {max(budget, 0) / 2**30:.4f} GiB are less than two pages of the "
+            f"KV cache ({bytes_per_page} bytes each); raise engine.kv_cache_gib"
+            + ("" if device.type == "cpu" else " or engine.gpu_memory_utilization")
         )
     return pages
 
 
 def _budget(config: EngineTable, device: torch.device) -> float:
-    if config.kv_cache_gib is not None:
-        return config.kv_cache_gib * 2**30
-    if device.type == "cpu":
-        return DEFAULT_CPU_KV_GIB * 2**30
-    free, total = torch.cuda.mem_get_info(device)
-    return free - (1 - config.gpu_memory_utilization) * total
+    free, total = _memory(device)
+    if config.kv_cache_gib is None:
+        if device.type == "cpu":
+            return DEFAULT_CPU_KV_GIB * 2**30
+        return free - (1 - config.gpu_memory_utilization) * total
+    if config.kv_cache_gib * 2**30 > free:
+        raise ConfigError(
+            f"engine.kv_cache_gib = {config.kv_cache_gib:g} is more than the "
+            f"{free / 2**30:.1f} GiB that are free on the {device.type} after the weights; lower it"
+        )
+    return config.kv_cache_gib * 2**30
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """Free and total bytes. The CPU's pages are only claimed when used: ask before allocating."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    return page * os.sysconf("SC_AVPHYS_PAGES") + _reclaimable(), total
+
+
+def _reclaimable() -> int:
+    """Bytes of file cache that Linux gives back on demand."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    fields = dict(line.split(":", 1) for line in lines)
+    return sum(int(fields[name].split()[0]) * 1024 for name in ("Cached", "SReclaimable"))

@@ -206,3 +206,39 @@ async def test_the_worker_notices_a_parent_that_died_while_it_loaded(
     command = [sys.executable, "-m", "engine.worker", f"ipc://{tmp_path}/s", str(settings), "1"]
     worker = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
     assert await asyncio.wait_for(worker.wait(), 30) == 0
+
+
+async def test_closing_ends_what_runs(target_dir: Path) -> None:
+    """A request gets its error at once, and no new one is taken."""
+    client = EngineClient(engine_config(target_dir))
+    await client.start()
+    outputs = client.generate("x", [1, 2], SamplingParams(max_tokens=50, ignore_eos=True))
+    await anext(outputs)
+    closing = asyncio.create_task(client.close())
+    with pytest.raises(EngineDeadError):
+        async for _ in outputs:
+            pass
+    with pytest.raises(EngineDeadError):
+        await anext(client.generate("y", [1], SamplingParams(max_tokens=1)))
+    await closing
+
+
+async def test_wait_dead_tells_an_unexpected_end(target_dir: Path) -> None:
+    client = EngineClient(engine_config(target_dir))
+    await client.start()
+    dead = asyncio.create_task(client.wait_dead())
+    assert client._worker is not None
+    client._worker.process.kill()
+    assert await asyncio.wait_for(dead, 10) == -9
+    assert client.stats.num_requests_running == 0
+    await client.close()
+
+
+async def test_wait_dead_keeps_quiet_when_asked_to_end(target_dir: Path) -> None:
+    client = EngineClient(engine_config(target_dir))
+    await client.start()
+    dead = asyncio.create_task(client.wait_dead())
+    await client.close()
+    await asyncio.sleep(0.05)
+    assert not dead.done()
+    dead.cancel()
