@@ -79,18 +79,18 @@ class EngineCore:
                 self.scheduler.chunk_done(chunk)
             outputs += [self._emit(emission, num_draft_tokens=0) for emission in emissions]
         if schedule.decodes:
-            outputs += self._speculate(schedule.decodes)
+            outputs += self._speculate(schedule.decodes, alone=not schedule.prefills)
         return outputs
 
-    def _speculate(self, requests: list[Request]) -> list[Output]:
-        """One speculative step, as wide as pays."""
+    def _speculate(self, requests: list[Request], alone: bool) -> list[Output]:
+        """One speculative step, as wide as pays. ``alone``: the device has nothing else to do."""
         drafts = self._width.choose(len(requests)) if self._width else self.runner.num_draft_tokens
         start = time.perf_counter()
         emissions = self.runner.step(requests, drafts)
         seconds = time.perf_counter() - start
         if self._width:
             accepted = [(len(e.token_ids) - 1, e.stopped or e.exhausted) for e in emissions]
-            self._width.observe(drafts, accepted, seconds)
+            self._width.observe(drafts, accepted, seconds if alone else None)
         return [self._emit(emission, drafts) for emission in emissions]
 
     def _emit(self, emission: Emission, num_draft_tokens: int) -> Output:

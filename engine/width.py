@@ -14,7 +14,8 @@ _RATE = 0.1
 _DRIFT = 0.01
 _PRIOR = 0.8
 _WIDTHS = (0, 2, 3, 5, 7, 11)
-_TRIAL_INTERVAL = 64
+_TRIAL_INTERVAL = 32
+_OUTLIER = 2.5
 
 
 class _StepTime:
@@ -23,22 +24,41 @@ class _StepTime:
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, slope: float) -> None:
         """One step of ``rows`` tokens."""
-        keep = 1 - _RATE / 4
-        self._weight = keep * self._weight + 1
-        self._rows = keep * self._rows + rows
-        self._seconds = keep * self._seconds + seconds
-        self._squares = keep * self._squares + rows * rows
-        self._products = keep * self._products + rows * seconds
+        if self._weight:
+            expected = self.predict(rows, slope)
+            # A pause of the machine says nothing about the work. Being late is an accident, being
+            # early is not: then what was remembered was the accident.
+            seconds = min(seconds, _OUTLIER * expected)
+            self._decay(0.1 if _OUTLIER * seconds < expected else 1 - _RATE / 4)
+        self._weight += 1
+        self._rows += rows
+        self._seconds += seconds
+        self._squares += rows * rows
+        self._products += rows * seconds
 
-    def predict(self, rows: int) -> float:
-        """Expected seconds, after at least one observation."""
+    def _decay(self, keep: float) -> None:
+        self._weight *= keep
+        self._rows *= keep
+        self._seconds *= keep
+        self._squares *= keep
+        self._products *= keep
+
+    @property
+    def slope(self) -> float:
+        """Seconds per row; 0 while all steps had the same number of rows."""
+        if not self._weight:
+            return 0.0
         mean_rows, mean = self._rows / self._weight, self._seconds / self._weight
         variance = self._squares / self._weight - mean_rows**2
         covariance = self._products / self._weight - mean_rows * mean
-        # Noise must not make more work seem cheaper, nor a step free.
-        slope = max(covariance / variance, 0.0) if variance > 1e-6 else 0.0
+        # Noise must not make more work seem cheaper.
+        return max(covariance / variance, 0.0) if variance > 1e-6 else 0.0
+
+    def predict(self, rows: int, slope: float) -> float:
+        """Expected seconds at ``slope`` per row, after at least one observation."""
+        mean_rows, mean = self._rows / self._weight, self._seconds / self._weight
         return max(mean + slope * (rows - mean_rows), mean * 0.05)
 
 
@@ -57,14 +77,18 @@ class WidthController:
 
     def choose(self, batch_size: int) -> int:
         """Drafts per request for a step of ``batch_size`` requests."""
-        if self._num_steps < len(self._first):
-            self.chosen = self._first[self._num_steps]
+        if self._first:
+            self.chosen = self._first[0]
         elif self._num_steps % _TRIAL_INTERVAL == 0:
-            trial = self._num_steps // _TRIAL_INTERVAL
-            self.chosen = self._candidates[trial % len(self._candidates)]
+            self.chosen = self._trial(self._num_steps // _TRIAL_INTERVAL)
         else:
             self.chosen = max(self._candidates, key=lambda n: self._speed(batch_size, n))
         return self.chosen
+
+    def _trial(self, number: int) -> int:
+        """Plain steps, and in between the other widths in turn."""
+        turn, plain = divmod(number, 2)
+        return 0 if plain else self._candidates[turn % len(self._candidates)]
 
     def expected_tokens(self, drafts: int) -> float:
         """Tokens that a step with so many drafts is expected to emit, for one request."""
@@ -74,15 +98,20 @@ class WidthController:
             total += reached
         return total
 
-    def observe(self, drafts: int, accepted: Sequence[tuple[int, bool]], seconds: float) -> None:
-        """What a step brought and the time it took.
+    def observe(
+        self, drafts: int, accepted: Sequence[tuple[int, bool]], seconds: float | None
+    ) -> None:
+        """What a step brought and the time it took; None if other work is in that time.
 
         ``accepted``: for each request its accepted drafts, and whether the request ended there, so
         that the draft behind them was not put to the test.
         """
         self._num_steps += 1
-        model = self._speculative if drafts else self._plain
-        model.observe(len(accepted) * (drafts + 1), max(seconds, 1e-6))
+        if seconds is not None:
+            if self._first and self._first[0] == drafts:
+                del self._first[0]
+            rows = len(accepted) * (drafts + 1)
+            self._model(drafts).observe(rows, max(seconds, 1e-6), self._slope)
         for count, ended in accepted:
             self._observe_acceptance(count if ended else min(count + 1, drafts), count)
         anchor = self._accepted[drafts - 1] if drafts else _PRIOR
@@ -95,6 +124,14 @@ class WidthController:
             hit = position < count
             self._accepted[position] += _RATE * (hit - self._accepted[position])
 
+    def _model(self, drafts: int) -> _StepTime:
+        return self._speculative if drafts else self._plain
+
+    @property
+    def _slope(self) -> float:
+        """A row costs the same in both; only speculative steps have different numbers of them."""
+        return self._speculative.slope
+
     def _speed(self, batch_size: int, drafts: int) -> float:
-        model = self._speculative if drafts else self._plain
-        return self.expected_tokens(drafts) / model.predict(batch_size * (drafts + 1))
+        seconds = self._model(drafts).predict(batch_size * (drafts + 1), self._slope)
+        return self.expected_tokens(drafts) / seconds

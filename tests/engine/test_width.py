@@ -15,9 +15,16 @@ def seconds(batch: int, drafts: int) -> float:
 
 
 def simulate(
-    controller: WidthController, rate: float, batch: int, steps: int, seed: int = 0
+    controller: WidthController,
+    rate: float,
+    batch: int,
+    steps: int,
+    seed: int = 0,
+    pauses: float = 0,
 ) -> float:
-    """Run steps in which each next draft is accepted with probability ``rate``: tokens a second."""
+    """Run steps in which each next draft is accepted with probability ``rate``: tokens a second,
+    without the time of the ``pauses``, the share of steps in which the machine does something else.
+    """
     chance = random.Random(seed)
     tokens, time = 0, 0.0
     for _ in range(steps):
@@ -29,7 +36,8 @@ def simulate(
                 count += 1
             counts.append((count, False))
         spent = seconds(batch, drafts) * chance.uniform(0.9, 1.1)
-        controller.observe(drafts, counts, spent)
+        pause = chance.random() < pauses
+        controller.observe(drafts, counts, spent + 0.3 * pause)
         tokens += sum(count + 1 for count, _ in counts)
         time += spent
     return tokens / time
@@ -85,3 +93,36 @@ def test_a_clock_that_stands_still_does_no_harm() -> None:
     controller = WidthController(15)
     for _ in range(10):
         controller.observe(controller.choose(1), [(0, False)], 0.0)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
+def test_pauses_of_the_machine(rate: float) -> None:
+    controller = WidthController(15)
+    simulate(controller, rate, 1, 200, pauses=0.05)
+    assert simulate(controller, rate, 1, 600, seed=1, pauses=0.05) > 0.75 * best_fixed(rate, 1)
+
+
+@pytest.mark.parametrize("slow_step", [0, 1, 2])
+def test_a_slow_start(slow_step: int) -> None:
+    """Whichever of the first steps has an accident: it is forgotten."""
+    controller = WidthController(15)
+    for step in range(3):
+        drafts = controller.choose(1)
+        factor = 10 if step == slow_step else 1
+        controller.observe(drafts, [(0, False)], factor * seconds(1, drafts))
+    simulate(controller, 0.05, 1, 100)
+    assert simulate(controller, 0.05, 1, 300, seed=1) > 0.85 * best_fixed(0.05, 1)
+
+
+def test_from_many_requests_to_one() -> None:
+    controller = WidthController(15)
+    simulate(controller, 0.05, 16, 300)
+    assert simulate(controller, 0.05, 1, 300, seed=1) > 0.8 * best_fixed(0.05, 1)
+
+
+def test_times_with_other_work_in_them_do_not_count() -> None:
+    controller = WidthController(15)
+    for _ in range(50):
+        drafts = controller.choose(1)
+        controller.observe(drafts, [(drafts, False)], None)
+    assert controller.choose(1) == 15
