@@ -35,7 +35,10 @@ class Checkpoint:
         path = self.directory / "generation_config.json"
         generation = self._read_json(path) if path.is_file() else {}
         ids = generation.get("eos_token_id", self.config.get("eos_token_id"))
-        return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+        listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
+        if not all(isinstance(token, int) for token in listed):
+            raise ConfigError(f"{path}: eos_token_id = {ids!r} is no token id; correct it")
+        return listed
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,7 +57,9 @@ class Checkpoint:
         index = self.directory / "model.safetensors.index.json"
         if index.is_file():
             weight_map = self._read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
+            if not isinstance(weight_map, dict) or not all(
+                isinstance(name, str) for name in weight_map.values()
+            ):
                 raise ConfigError(f"{index} has no weight_map: fetch the checkpoint again")
             names = sorted(set(weight_map.values()))
         else:

@@ -1,7 +1,6 @@
 """Filling a model with weights: streamed from safetensors shards, or random ("dummy")."""
 
 import logging
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,11 @@ from engine.layers.linear import MergedLinear
 log = logging.getLogger(__name__)
 
 
-M = TypeVar("M", bound=nn.Module)
-
-
-def materialize(module: M, dtype: torch.dtype, device: torch.device) -> M:
+def materialize(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Give a module that was built on the meta device real, uninitialised memory."""
-    module = module.to(dtype).to_empty(device=device).requires_grad_(False).eval()
+    module.to(dtype).to_empty(device=device).requires_grad_(False).eval()
     if device.type == "cpu":
         _transpose_linear_weights(module)
-    return module
 
 
 def _transpose_linear_weights(module: nn.Module) -> None:

@@ -5,6 +5,7 @@ One loop: drain messages, run a step, send its outputs in one message, beat the 
 
 import logging
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -116,6 +117,9 @@ def main(address: str, config_path: str, parent: str) -> int:
             return 2
         # Given, not asked for here: the parent may have died while the models were loaded.
         Worker(core, socket, int(parent)).run()
+    if os.getppid() != int(parent):
+        # Nobody else is left to remove the private directory.
+        shutil.rmtree(Path(config_path).parent, ignore_errors=True)
     return 0
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from engine.checkpoint import Checkpoint
 from engine.config import ConfigError
@@ -33,14 +33,14 @@ class DecoderJson(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
     rms_norm_eps: float
     hidden_act: str = "silu"
     attention_bias: bool = False

@@ -1,7 +1,5 @@
 """From configuration to models in memory."""
 
-from typing import TypeVar
-
 import torch
 
 from engine.checkpoint import DTYPES, Checkpoint
@@ -9,8 +7,6 @@ from engine.config import CheckpointConfig, ConfigError, EngineConfig
 from engine.models.dflash import DFlashDrafter, check_pair
 from engine.models.registry import TargetModel, build_target
 from engine.weights import fill_dummy, load_weights, materialize
-
-M = TypeVar("M", TargetModel, DFlashDrafter)
 
 
 def choose_device(name: str) -> torch.device:
@@ -31,44 +27,33 @@ def choose_dtype(
     return torch.float32 if device.type == "cpu" else checkpoint.dtype
 
 
-def load_target(config: EngineConfig, device: torch.device) -> TargetModel:
-    """The target with its weights."""
+def build_models(
+    config: EngineConfig, device: torch.device
+) -> tuple[TargetModel, DFlashDrafter | None]:
+    """Target and drafter without weights, on the meta device: enough to see whether they fit."""
     checkpoint = Checkpoint(config.target.model)
-    dtype = choose_dtype(config.target, checkpoint, device)
     with torch.device("meta"):
-        model = build_target(checkpoint, dtype)
-    return _fill(model, config.target, checkpoint, dtype, device)
-
-
-def load_drafter(
-    config: EngineConfig, target: TargetModel, device: torch.device
-) -> DFlashDrafter | None:
-    """The drafter with its weights, in the target's type; None without a ``[drafter]`` table."""
-    if config.drafter is None:
-        return None
-    checkpoint = Checkpoint(config.drafter.model)
-    dtype = choose_dtype(config.drafter, checkpoint, device)
+        target = build_target(checkpoint, choose_dtype(config.target, checkpoint, device))
+        if config.drafter is None:
+            return target, None
+        checkpoint = Checkpoint(config.drafter.model)
+        dtype = choose_dtype(config.drafter, checkpoint, device)
+        drafter = DFlashDrafter.from_checkpoint(checkpoint, dtype)
     if dtype != target.config.dtype:
         raise ConfigError(
             f"drafter.dtype is {dtype}, the target's {target.config.dtype}: they share embedding "
             "and head; set drafter.dtype to the target's"
         )
-    with torch.device("meta"):
-        model = DFlashDrafter.from_checkpoint(checkpoint, dtype)
-    check_pair(target.config, model)
-    return _fill(model, config.drafter, checkpoint, dtype, device)
+    check_pair(target.config, drafter)
+    return target, drafter
 
 
-def _fill(
-    model: M,
-    config: CheckpointConfig,
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> M:
-    materialize(model, dtype, device)
+def fill(
+    model: TargetModel | DFlashDrafter, config: CheckpointConfig, device: torch.device
+) -> None:
+    """Give a built model its memory and its weights."""
+    materialize(model, model.config.dtype, device)
     if config.load_format == "dummy":
         fill_dummy(model)
     else:
-        load_weights(model, checkpoint, model.ignored_weights())
-    return model
+        load_weights(model, Checkpoint(config.model), model.ignored_weights())

@@ -15,7 +15,7 @@ from engine.models.dflash import DFlashDrafter, check_context_length
 from engine.models.registry import TargetModel
 from engine.request import Request
 from engine.runner import kv_cache
-from engine.runner.loading import choose_device, load_drafter, load_target
+from engine.runner.loading import build_models, choose_device, fill
 from engine.runner.paged_model import M, PagedModel
 from engine.sampling import SamplingRows, sample
 from engine.scheduler import PrefillChunk
@@ -41,8 +41,8 @@ class ModelRunner:
     @torch.inference_mode()
     def __init__(self, config: EngineConfig) -> None:
         self.device = choose_device(config.engine.device)
-        target = load_target(config, self.device)
-        drafter = load_drafter(config, target, self.device)
+        # Everything that can be refused without the weights is, before they are loaded.
+        target, drafter = build_models(config, self.device)
         self.dtype = target.config.dtype
         self.vocab_size = target.config.vocab_size
         self.eos_token_ids = _eos_token_ids(config, self.vocab_size)
@@ -50,6 +50,9 @@ class ModelRunner:
         self.num_draft_tokens = _num_draft_tokens(config, drafter)
         self.synthetic_rates = _synthetic_rates(config, self.num_draft_tokens, self.device)
         self.page_size = config.engine.page_size
+        fill(target, config.target, self.device)
+        if drafter is not None and config.drafter is not None:
+            fill(drafter, config.drafter, self.device)
         self._allocate(config, target, drafter)
 
     def _allocate(

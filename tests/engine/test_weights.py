@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.checkpoint import Checkpoint
-from engine.config import ConfigError, TargetConfig
+from engine.config import ConfigError, EngineConfig, TargetConfig
 from engine.models.dflash import DFlashDrafter
 from engine.models.registry import TargetModel
-from engine.runner.loading import load_drafter, load_target
+from engine.runner.loading import build_models, fill
 from engine.weights import checkpoint_tensors
 from tests.engine.checkpoints import edit_config, engine_config, write_drafter, write_target
 
@@ -20,7 +20,13 @@ CPU = torch.device("cpu")
 
 
 def load(directory: Path) -> TargetModel:
-    return load_target(engine_config(directory), CPU)
+    return load_target(engine_config(directory))
+
+
+def load_target(config: EngineConfig) -> TargetModel:
+    target, _ = build_models(config, CPU)
+    fill(target, config.target, CPU)
+    return target
 
 
 def tensors_of(directory: Path) -> dict[str, Tensor]:
@@ -117,7 +123,7 @@ def test_dtypes(tmp_path: Path) -> None:
     assert load(tmp_path).model.norm.weight.dtype is torch.float32
     config = engine_config(tmp_path)
     half = TargetConfig(model=str(tmp_path), dtype="bfloat16")
-    model = load_target(config.model_copy(update={"target": half}), CPU)
+    model = load_target(config.model_copy(update={"target": half}))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
@@ -128,7 +134,7 @@ def test_drafter_in_another_type(tmp_path: Path, target_dir: Path) -> None:
     half = config.drafter.model_copy(update={"dtype": "bfloat16"})
     config = config.model_copy(update={"drafter": half})
     with pytest.raises(ConfigError, match=r"drafter.dtype is .*bfloat16.*float32"):
-        load_drafter(config, load_target(config, CPU), CPU)
+        build_models(config, CPU)
 
 
 def test_dummy_weights_are_the_same_in_every_run(target_dir: Path, tmp_path: Path) -> None:
@@ -136,7 +142,7 @@ def test_dummy_weights_are_the_same_in_every_run(target_dir: Path, tmp_path: Pat
     (tmp_path / "config.json").write_text((target_dir / "config.json").read_text())
     dummy = TargetConfig(model=str(tmp_path), load_format="dummy")
     config = engine_config(target_dir).model_copy(update={"target": dummy})
-    first, second = (checkpoint_tensors(load_target(config, CPU)) for _ in range(2))
+    first, second = (checkpoint_tensors(load_target(config)) for _ in range(2))
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
     assert first["model.norm.weight"].eq(1).all()
