@@ -1,25 +1,35 @@
-"""``python -m server CONFIG.toml``: the command line."""
+"""``python -m server CONFIG.toml``: the command line.
+
+Everything but the standard library is imported late: a signal in the first moments, while modules
+load, must end the process as quietly as later ones do.
+"""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
-
-from engine.config import ConfigError
-from server.config import load_config
-from server.config_help import config_help
 
 EXIT_CONFIG = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for a configuration that cannot work."""
-    # From here on; the event loop brings handlers of its own.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # Until the event loop brings handlers of its own there is nothing to clean up, and an exception
+    # in the midst of an import would not always get through.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+    from engine.config import ConfigError  # noqa: PLC0415
+    from server.config import load_config  # noqa: PLC0415
+
     options = _parser().parse_args(arguments)
     try:
-        config = load_config(options.config, _overrides(options))
-        # Imported late: mistakes in the configuration should show at once.
+        config = load_config(
+            options.config,
+            options.overrides,
+            {"server.host": options.host, "server.port": options.port},
+        )
+        # Later still: mistakes in the configuration should show at once.
         from server.startup import serve  # noqa: PLC0415
 
         return serve(config)
@@ -31,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from server.config_help import config_help  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(
         prog="python -m server",
         description="OpenAI-compatible inference server with DFlash speculative decoding.",
@@ -49,13 +61,6 @@ def _parser() -> argparse.ArgumentParser:
         help="override a key of the configuration file; may be repeated",
     )
     return parser
-
-
-def _overrides(options: argparse.Namespace) -> list[str]:
-    """All overrides; --host and --port come last and win."""
-    named = {"server.host": options.host, "server.port": options.port}
-    given = [f"{key}={value}" for key, value in named.items() if value is not None]
-    return [*options.overrides, *given]
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ without torch. A template in a request is never rendered.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
+from jinja2 import TemplateError, TemplateSyntaxError
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from engine.config import ConfigError
 from server.protocol import Message, ToolCall
@@ -74,20 +74,50 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
 def load_chat_template(directory: Path) -> ChatTemplate | None:
     """The template of a checkpoint, or None if it has none; raises ConfigError."""
     settings = _read_json(directory / "tokenizer_config.json")
-    source = _template_source(directory, settings)
-    return None if source is None else ChatTemplate(source, _special_tokens(settings))
+    for path, template in _places(directory, settings):
+        source = _default_template(path, template)
+        if source is not None:
+            _check_syntax(path, source)
+            return ChatTemplate(source, _special_tokens(settings))
+    return None
 
 
-def _template_source(directory: Path, settings: dict[str, Any]) -> str | None:
-    """The first of the three places where checkpoints keep it."""
+def _places(directory: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """The three places where checkpoints keep it; the first counts."""
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = _read_json(directory / "chat_template.json").get("chat_template")
-    template = template or settings.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
+        yield file, _read_text(file)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = directory / name
+        content = settings if name == "tokenizer_config.json" else _read_json(path)
+        yield path, content.get("chat_template")
+
+
+def _default_template(path: Path, template: Any) -> str | None:
+    """The template itself, or the one named ``default`` where a file has several."""
+    if template is None or isinstance(template, str):
+        return template or None
+    try:
+        named = {entry["name"]: entry["template"] for entry in template}
+    except (TypeError, LookupError):
+        named = {"default": template}
+    default = named.get("default")
+    if default is None or isinstance(default, str):
+        return default
+    raise ConfigError(
+        f"{path}: chat_template is neither a text nor a list of objects with name and template; "
+        "correct the file"
+    )
+
+
+def _check_syntax(path: Path, source: str) -> None:
+    try:
+        _compile_jinja_template(source)  # what rendering calls first; it knows extensions of Jinja
+    except TemplateError as error:
+        line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+        raise ConfigError(
+            f"{path}: the chat template is no valid Jinja{line}: {error.message}; correct it"
+        ) from None
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
@@ -104,7 +134,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: invalid JSON ({error}); fetch the checkpoint again") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object; fetch the checkpoint again")
     return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text; fetch the checkpoint again") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); check its permissions"
+        ) from None

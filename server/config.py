@@ -5,7 +5,8 @@ Whatever is wrong with it becomes one ConfigError of one line: the key, the valu
 
 import difflib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -46,21 +47,43 @@ class Config(EngineConfig):
         return EngineConfig(target=self.target, drafter=self.drafter, engine=self.engine)
 
 
-def load_config(path: str | Path, overrides: list[str]) -> Config:
-    """Read ``path`` and apply overrides of the form ``table.key=value``; raises ConfigError."""
+def load_config(
+    path: str | Path, overrides: Sequence[str], options: Mapping[str, str | None] | None = None
+) -> Config:
+    """Read ``path`` and apply overrides of the form ``table.key=value``; raises ConfigError.
+
+    ``options`` are overrides with an option of their own, by ``table.key``; they come last and win.
+    """
     tables = _read_toml(Path(path))
+    sources = _Sources(str(path))
     for override in overrides:
-        _apply_override(tables, override)
+        sources.flags[_apply_override(tables, override)] = f"--set {override}"
+    for key, value in (options or {}).items():
+        if value is not None:
+            _apply_override(tables, f"{key}={value}")
+            sources.flags[key] = f"--{key.rpartition('.')[2]} {value}"
     try:
         return Config.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(_explain(error, str(path))) from None
+        raise ConfigError(_explain(error, tables, sources)) from None
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Where values come from: the flag that set a key last, or else the file."""
+
+    file: str
+    flags: dict[str, str] = field(default_factory=dict)
+
+    def of(self, key: str) -> str:
+        of_table = (flag for name, flag in self.flags.items() if name.startswith(f"{key}."))
+        return self.flags.get(key) or next(of_table, self.file)
 
 
 def config_keys() -> Iterator[tuple[str, type[BaseModel]]]:
     """The tables of the configuration: name and model."""
-    for name, field in Config.model_fields.items():
-        models = [field.annotation, *get_args(field.annotation)]
+    for name, table in Config.model_fields.items():
+        models = [table.annotation, *get_args(table.annotation)]
         yield name, next(m for m in models if isinstance(m, type) and issubclass(m, BaseModel))
 
 
@@ -83,7 +106,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: invalid TOML: {error}; correct that line") from None
 
 
-def _apply_override(tables: dict[str, Any], override: str) -> None:
+def _apply_override(tables: dict[str, Any], override: str) -> str:
+    """Set the value in ``tables``; returns the key."""
     key, equals, raw = override.partition("=")
     table, dot, name = key.strip().partition(".")
     if not (table and dot and name and equals):
@@ -94,6 +118,7 @@ def _apply_override(tables: dict[str, Any], override: str) -> None:
     if not isinstance(values, dict):
         raise ConfigError(f"--set {override}: {table} is not a table; remove {table} = {values!r}")
     values[name] = _parse_value(raw)
+    return f"{table}.{name}"
 
 
 def _parse_value(raw: str) -> Any:
@@ -105,44 +130,72 @@ def _parse_value(raw: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else raw
 
 
-def _explain(error: ValidationError, source: str) -> str:
+def _explain(error: ValidationError, tables: dict[str, Any], sources: _Sources) -> str:
     """One line about the first mistake, in the user's terms rather than pydantic's."""
-    first, *others = error.errors(include_url=False)
-    line = _explain_one(first, source)
+    found: dict[str, list[ErrorDetails]] = {}
+    for details in error.errors(include_url=False):
+        # Deeper parts of the location are pydantic's: members of a union, items of a list.
+        found.setdefault(".".join(map(str, details["loc"][:2])), []).append(details)
+    (key, about), *others = found.items()
+    line = _explain_one(key, about, _toml(_look_up(tables, key)), sources.of(key))
     return f"{line} (and {len(others)} more)" if others else line
 
 
-def _explain_one(error: ErrorDetails, source: str) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    value = error["input"]
-    match error["type"]:
+def _explain_one(key: str, errors: list[ErrorDetails], value: str, source: str) -> str:
+    match errors[0]["type"]:
         case "extra_forbidden":
-            return f"unknown key {key} = {value!r} in {source}: {_suggest(key)}"
+            return f"unknown key {key} = {value} in {source}: {_suggest(key)}"
         case "missing":
             return f"missing key {key} in {source}: add it, or pass --set {_example(key)}"
         case "model_type" | "model_attributes_type":
-            return f"{key} = {value!r} in {source}: {key} is a table; write it as [{key}] with keys"
-    return f"{key} = {value!r} in {source}: {_lower_first(error['msg'])}; {_describe(key)}"
+            return f"{key} = {value} in {source}: {key} is a table; write it as [{key}] with keys"
+    return f"{key} = {value} in {source}: {_reason(errors)}{_meaning(key)}"
+
+
+def _reason(errors: list[ErrorDetails]) -> str:
+    """What is allowed. Several errors about one key are the members of a union."""
+    if isinstance(errors[0]["loc"][-1], int):  # an item of a list, where one says enough
+        errors = errors[:1]
+    prefix = "Input should be "
+    if any(not e["msg"].startswith(prefix) for e in errors):
+        return _lower_first(errors[0]["msg"])
+    allowed = dict.fromkeys(e["msg"].removeprefix(prefix) for e in errors)
+    return f"it must be {' or '.join(allowed)}"
+
+
+def _look_up(tables: dict[str, Any], key: str) -> Any:
+    table, dot, name = key.partition(".")
+    value = tables.get(table)
+    return value.get(name) if dot and isinstance(value, dict) else value
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _suggest(key: str) -> str:
-    known = [name for name, _ in config_keys()]
-    known += [f"{name}.{field}" for name, model in config_keys() for field in model.model_fields]
+    table, dot, name = key.partition(".")
+    models = dict(config_keys())
     # A key in the wrong table is at least as likely as a misspelt one.
-    same_name = [k for k in known if "." in k and k.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = same_name or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "remove it, or see --help for all keys"
+    same_name = [t for t, model in models.items() if dot and name in model.model_fields]
+    if same_name:
+        return f"did you mean {same_name[0]}.{name}?"
+    known = list(models[table].model_fields) if dot else list(models)
+    close = difflib.get_close_matches(name if dot else table, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {f'{table}.' if dot else ''}{close[0]}?"
+    return "remove it, or see --help for all keys"
 
 
 def _example(key: str) -> str:
     return f"{key}=PATH" if key.endswith("model") else f"{key}.model=PATH"
 
 
-def _describe(key: str) -> str:
+def _meaning(key: str) -> str:
     table, _, name = key.partition(".")
     fields = dict(config_keys())[table].model_fields if table in Config.model_fields else {}
     description = fields[name].description if name in fields else None
-    return f"set the {description}" if description else "see --help"
+    return f" ({name}: {description})" if description else "; see --help"
 
 
 def _lower_first(text: str) -> str:

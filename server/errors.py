@@ -81,15 +81,30 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, ApiError):
         return error_response(error)
     assert isinstance(error, StarletteHTTPException)
+    if error.status_code == 400 and error.__cause__ is not None:
+        return error_response(_unreadable_body(error.__cause__))
     path, method = request.url.path, request.method
     named = {
-        404: ("not_found", f"There is no route {path}."),
+        404: ("not_found", f"There is no route {path[:200]}."),
         405: ("method_not_allowed", f"{path} does not accept {method}."),
     }
     code, message = named.get(error.status_code, ("invalid_request", str(error.detail)))
     response = error_response(ApiError(error.status_code, message, code=code))
     response.headers.update(error.headers or {})
     return response
+
+
+def _unreadable_body(cause: BaseException) -> ApiError:
+    """For what Python's JSON reader refuses otherwise than by a syntax error."""
+    if isinstance(cause, RecursionError):
+        reason = "it is nested too deeply; nest fewer arrays and objects"
+    elif isinstance(cause, UnicodeDecodeError):
+        reason = "it is not UTF-8; encode it as such"
+    elif isinstance(cause, ValueError):  # after its subclass
+        reason = "a number has too many digits; send numbers of at most 4300"
+    else:
+        reason = "send a JSON object as the body"
+    return invalid(f"The request body cannot be read: {reason}.", None, "invalid_json")
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -135,6 +150,7 @@ def _message(error: Any) -> str:
     # pydantic writes "Value error, " before the text of a ValueError raised by a validator.
     reason = (error.get("ctx") or {}).get("error")
     text = str(reason) if isinstance(reason, ValueError) else str(error["msg"])
+    text = text.replace(" after validation", "")
     return text[:1].lower() + text[1:]
 
 

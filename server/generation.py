@@ -98,15 +98,23 @@ class ChoiceText:
 
 
 class Generation:
-    """Runs a job. ``deltas`` may be iterated once; closing it aborts what still runs."""
+    """Runs a job. ``deltas`` may be iterated once; closing it aborts what still runs.
+
+    ``started_at``: when the request arrived (time.monotonic), from which latencies are counted.
+    """
 
     def __init__(
-        self, engine: EngineClient, ready: Ready, tokenizer: Tokenizer, metrics: Metrics
+        self,
+        engine: EngineClient,
+        ready: Ready,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        started_at: float,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._started_at = time.monotonic()
+        self._started_at = started_at
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_completion_tokens = 0
@@ -128,7 +136,9 @@ class Generation:
                     yield delta
         except EngineDeadError as error:
             unfinished = "error"
-            raise unavailable(f"The engine stopped: {error}", "engine_dead") from error
+            raise unavailable(
+                "The engine stopped before the answer was complete.", "engine_dead"
+            ) from error
         except ApiError:
             unfinished = "error"
             raise
@@ -187,8 +197,8 @@ class Generation:
             self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self.num_completion_tokens += len(delta.token_ids)
         self._metrics.generation_tokens += len(delta.token_ids)
-        self.speculation.add(output)
-        self._metrics.speculation.add(output)
+        for counts in (self.speculation, self._metrics.speculation):
+            counts.add(len(delta.token_ids), output.num_draft_tokens)
         if delta.finish_reason is not None:
             self.finish_reasons.append(delta.finish_reason)
         return now

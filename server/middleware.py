@@ -3,6 +3,7 @@
 Plain ASGI, so that streams pass through untouched.
 """
 
+import asyncio
 import logging
 import re
 import time
@@ -27,7 +28,8 @@ _PROBES = frozenset({"/health", "/ready", "/metrics"})
 class RequestContext:
     """Gives each request its id and writes one log line when it is over.
 
-    Sets ``request.state.request_id``. A route that generates leaves ``request.state.generation``.
+    Sets ``request.state.request_id`` and ``started_at``. A route that generates leaves
+    ``request.state.generation``.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -42,11 +44,11 @@ class RequestContext:
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(Headers(scope=scope))
         state["status"] = 0
-        started_at = time.monotonic()
+        state["started_at"] = time.monotonic()
         try:
             await self._respond(scope, receive, send)
         finally:
-            _log(scope, time.monotonic() - started_at)
+            _log(scope, time.monotonic() - state["started_at"])
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
@@ -59,6 +61,9 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # Only startup.py cancels requests, at the very end. uvicorn would print a traceback.
+            logger.warning("request %s was cut off by the shutdown", state["request_id"])
         except Exception:
             logger.exception("request %s failed", state["request_id"])
             if state["status"]:  # too late for another answer: break the connection off

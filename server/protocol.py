@@ -7,13 +7,16 @@ Types are strict: a string is no number. NaN and infinity are refused.
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from engine.messages import MAX_STOP_TOKEN_IDS
 from server.unsupported import refuse_unsupported
 
 MAX_CHOICES = 128
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 4096
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_TOKENS = 2**31 - 1
 
@@ -51,6 +54,10 @@ def _flatten_content(content: Any) -> Any:
     """Text parts become one text: not every chat template understands parts."""
     if not isinstance(content, list):
         return content
+    if len(content) > MAX_CONTENT_PARTS:
+        raise ValueError(
+            f"{len(content)} content parts are too many, at most {MAX_CONTENT_PARTS} are accepted"
+        )
     return "\n".join(_text_of(part) for part in content)
 
 
@@ -104,6 +111,29 @@ class Message(RequestModel):
             raise ValueError(f"a message of role {self.role!r} needs content")
         return self
 
+    @property
+    def num_characters(self) -> int:
+        """Length of all texts that a chat template may print."""
+        texts = [self.content, self.reasoning_content, self.reasoning]
+        texts += [call.function.arguments for call in self.tool_calls or ()]
+        return sum(len(text) for text in texts if text)
+
+
+def _check_number_of_messages(messages: Any) -> Any:
+    # Before anything is made of them: a list of millions would hold up everyone else.
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise ValueError(
+            f"{len(messages)} messages are too many, at most {MAX_MESSAGES} are accepted"
+        )
+    return messages
+
+
+Messages = Annotated[
+    list[Message],
+    Field(min_length=1),
+    BeforeValidator(_check_number_of_messages, json_schema_input_type=list[Message]),
+]
+
 
 class StreamOptions(RequestModel):
     """What a stream carries besides the text."""
@@ -115,6 +145,8 @@ class StreamOptions(RequestModel):
 def _as_list(stop: Any) -> Any:
     if stop is None:
         return []
+    if stop == "":
+        raise ValueError("a stop string must not be empty; leave stop out to have none")
     return [stop] if isinstance(stop, str) else stop
 
 
@@ -141,15 +173,16 @@ LogitBias = Annotated[
 ]
 
 
-def _check_template_kwargs(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
-    for name, value in (kwargs or {}).items():
+def _check_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    for name, value in kwargs.items():
         if name not in TEMPLATE_KWARGS:
             allowed = ", ".join(sorted(TEMPLATE_KWARGS))
             raise ValueError(f"{name[:40]!r} is not allowed, only {allowed}")
-        if not isinstance(value, bool | int | float | str) or len(str(value)) > 64:
+        if not isinstance(value, bool | int | float | str | None) or len(str(value)) > 64:
             raise ValueError(f"{name} must be a plain value")
         _check_unicode(str(value))
-    return kwargs
+    # A null asks for the default; to a template, None is a value like others.
+    return {name: value for name, value in kwargs.items() if value is not None}
 
 
 TemplateKwargs = Annotated[dict[str, Any], AfterValidator(_check_template_kwargs)]
@@ -159,7 +192,7 @@ class ChatCompletionRequest(RequestModel):
     """``POST /v1/chat/completions``. Sampling parameters left out take the checkpoint's values."""
 
     model: Text | None = None
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
@@ -205,7 +238,17 @@ class ChatCompletionRequest(RequestModel):
     def _min_not_above_max(self) -> Self:
         limit = self.requested_max_tokens
         if self.min_tokens and limit and self.min_tokens > limit:
-            raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({limit})")
+            name = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+            raise PydanticCustomError(
+                "min_above_max",
+                "{min_tokens} is above {name} = {limit}",
+                {
+                    "param": "min_tokens",
+                    "min_tokens": self.min_tokens,
+                    "name": name,
+                    "limit": limit,
+                },
+            )
         return self
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine.messages import SamplingParams
+from server.errors import ApiError
 from server.generation import Generation, Job
 from server.protocol import (
     ChatCompletion,
@@ -29,16 +30,21 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     service = _service(request)
     service.check_model(body.model)
     serving = service.serving()
+    serving.check_length(body.messages)
     prompt_token_ids = await service.prompt_token_ids(serving.text, body)
     params = to_sampling_params(
         body,
         serving.text.sampling_defaults,
+        serving.ready,
         room=serving.room_after(prompt_token_ids),
-        vocab_size=serving.ready.vocab_size,
     )
     job = _job(body, prompt_token_ids, params)
     generation = Generation(
-        serving.engine, serving.ready, serving.text.tokenizer, service.metrics
+        serving.engine,
+        serving.ready,
+        serving.text.tokenizer,
+        service.metrics,
+        request.state.started_at,
     )
     request.state.generation = generation
     envelope = Envelope(job.request_id, int(time.time()), service.model_name)
@@ -58,6 +64,12 @@ async def list_models(request: Request) -> ModelList:
 @router.get("/v1/models/{model:path}")
 async def get_model(model: str, request: Request) -> ModelCard:
     """The model of that name."""
+    if not model:
+        raise ApiError(
+            404,
+            "The name of a model is missing after /v1/models/; GET /v1/models lists the models.",
+            code="not_found",
+        )
     service = _service(request)
     service.check_model(model)
     return _model_card(service)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.config import ConfigError
-from engine.messages import SamplingParams
+from engine.messages import MAX_STOP_TOKEN_IDS, Ready, SamplingParams
 from server.errors import invalid
 from server.protocol import ChatCompletionRequest
 
@@ -44,17 +44,18 @@ def load_sampling_defaults(directory: Path) -> SamplingDefaults:
         raise ConfigError(
             f"{path}: {first['loc'][0]} = {first['input']!r}: {first['msg']}; correct the file"
         ) from None
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: invalid JSON ({error}); fetch the checkpoint again") from None
 
 
 def to_sampling_params(
-    request: ChatCompletionRequest, defaults: SamplingDefaults, *, room: int, vocab_size: int
+    request: ChatCompletionRequest, defaults: SamplingDefaults, ready: Ready, *, room: int
 ) -> SamplingParams:
     """Parameters of the first choice. ``room``: tokens that fit after the prompt.
 
     More than the room is cut to it; token ids outside the vocabulary are a 400.
     """
+    vocab_size = ready.vocab_size
     max_tokens = min(request.requested_max_tokens or room, room)
     top_k = _or(request.top_k, defaults.top_k)
     seed = secrets.randbits(63) if request.seed is None else request.seed
@@ -70,7 +71,7 @@ def to_sampling_params(
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         presence_penalty=_or(request.presence_penalty, 0.0),
         logit_bias=_logit_bias(request, vocab_size),
-        stop_token_ids=_stop_token_ids(request, vocab_size),
+        stop_token_ids=_stop_token_ids(request, ready),
         ignore_eos=bool(request.ignore_eos),
     )
 
@@ -90,9 +91,16 @@ def _logit_bias(request: ChatCompletionRequest, vocab_size: int) -> dict[int, fl
     return biases
 
 
-def _stop_token_ids(request: ChatCompletionRequest, vocab_size: int) -> tuple[int, ...]:
+def _stop_token_ids(request: ChatCompletionRequest, ready: Ready) -> tuple[int, ...]:
     token_ids = tuple(dict.fromkeys(request.stop_token_ids or ()))
-    _check_vocabulary(token_ids, "stop_token_ids", vocab_size)
+    _check_vocabulary(token_ids, "stop_token_ids", ready.vocab_size)
+    own = set() if request.ignore_eos else set(ready.eos_token_ids)
+    if len(own | set(token_ids)) > MAX_STOP_TOKEN_IDS:
+        raise invalid(
+            f"Invalid value for stop_token_ids: {len(token_ids)} token ids are too many, at most "
+            f"{MAX_STOP_TOKEN_IDS - len(own)} are accepted besides the model's own {len(own)}.",
+            "stop_token_ids",
+        )
     return token_ids
 
 

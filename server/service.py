@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from engine.client import EngineClient
+from engine.config import ConfigError
 from engine.messages import Ready
 from server.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 from server.errors import ApiError, invalid, unavailable
@@ -20,6 +21,10 @@ from server.sampling_params import SamplingDefaults, load_sampling_defaults
 from server.tokenizer import Tokenizer, load_tokenizer
 
 RENDER_TIMEOUT_SECONDS = 30
+LONG_CONVERSATION = 500_000
+"""Characters from which rendering and tokenising take a good part of a second."""
+
+MAX_SHOWN_NAME = 100
 
 T = TypeVar("T")
 
@@ -35,9 +40,28 @@ class TextModel:
 
 def load_text_model(directory: Path) -> TextModel:
     """Read tokenizer, chat template and sampling defaults; raises ConfigError."""
-    return TextModel(
-        load_tokenizer(directory), load_chat_template(directory), load_sampling_defaults(directory)
-    )
+    try:
+        return TextModel(
+            load_tokenizer(directory),
+            load_chat_template(directory),
+            load_sampling_defaults(directory),
+        )
+    except ConfigError:
+        raise
+    except Exception as error:  # a file broken in a way that nobody thought of
+        raise ConfigError(
+            f"target.model = {str(directory)!r}: its tokenizer or chat template cannot be used "
+            f"({type(error).__name__}: {error}); fetch the checkpoint again"
+        ) from error
+
+
+def _check_vocabulary(text: TextModel, ready: Ready) -> None:
+    """A prompt with an id that the model has no embedding for would take the worker down."""
+    if text.tokenizer.vocab_size > ready.vocab_size:
+        raise ConfigError(
+            f"target.model: its tokenizer has {text.tokenizer.vocab_size} tokens, but the model's "
+            f"vocab_size is {ready.vocab_size}; use the tokenizer that belongs to the checkpoint"
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +77,19 @@ class Serving:
         """Tokens that prompt and output may have together: what the KV cache cannot hold at once
         can never be served."""
         return min(self.ready.max_model_len, self.ready.num_kv_tokens)
+
+    def check_length(self, messages: Sequence[Message]) -> None:
+        """Raises ApiError for messages that cannot fit, without the work of rendering them."""
+        length = _num_characters(messages)
+        limit = self.max_model_len * self.text.tokenizer.longest_token
+        if length > limit:
+            raise invalid(
+                f"The messages have {length} characters, but this model's maximum context length "
+                f"of {self.max_model_len} tokens cannot hold more than {limit}. "
+                "Shorten the messages.",
+                "messages",
+                "context_length_exceeded",
+            )
 
     def room_after(self, prompt_token_ids: Sequence[int]) -> int:
         """Tokens that fit after a prompt; raises ApiError if there are none."""
@@ -77,8 +114,9 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics()
         self._serving: Serving | None = None
-        # Two: one conversation of megabytes does not hold up the others.
         self._renderers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="render")
+        # Conversations of megabytes wait for each other, and nobody waits for them.
+        self._long_renderers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render-long")
 
     async def start(self, engine: EngineClient, directory: Path) -> Serving:
         """Start the engine and, meanwhile, read the text model of the checkpoint in ``directory``.
@@ -91,6 +129,7 @@ class Service:
                 text = tasks.create_task(run_in_daemon_thread(load_text_model, directory))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
+        _check_vocabulary(text.result(), ready.result())
         self._serving = Serving(engine, ready.result(), text.result())
         self.metrics.attach(engine, ready.result())
         return self._serving
@@ -98,7 +137,8 @@ class Service:
     def close(self) -> None:
         """Refuse requests from now on."""
         self._serving = None
-        self._renderers.shutdown(wait=False, cancel_futures=True)
+        for renderers in (self._renderers, self._long_renderers):
+            renderers.shutdown(wait=False, cancel_futures=True)
 
     def serving(self) -> Serving:
         """The loaded model; raises ApiError while there is none or its worker is dead."""
@@ -116,9 +156,10 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for a model that is not served here. None: whatever is."""
         if name not in (None, self.model_name):
+            shown = str(name)[:MAX_SHOWN_NAME]  # the client's own: of any length
             raise ApiError(
                 404,
-                f"The model {name!r} does not exist; this server has {self.model_name!r}.",
+                f"The model {shown!r} does not exist; this server has {self.model_name!r}.",
                 code="model_not_found",
                 param="model",
             )
@@ -128,8 +169,9 @@ class Service:
         if text.chat_template is None:
             raise invalid("The served checkpoint has no chat template.", "messages")
         loop = asyncio.get_running_loop()
+        is_long = _num_characters(request.messages) > LONG_CONVERSATION
         work = loop.run_in_executor(
-            self._renderers,
+            self._long_renderers if is_long else self._renderers,
             _render,
             text.tokenizer,
             text.chat_template,
@@ -144,6 +186,10 @@ class Service:
             raise invalid(
                 f"The messages took longer than {RENDER_TIMEOUT_SECONDS} s to render.", "messages"
             ) from None
+
+
+def _num_characters(messages: Sequence[Message]) -> int:
+    return sum(message.num_characters for message in messages)
 
 
 def _render(

@@ -1,6 +1,5 @@
 """Counting what speculation brought, for one request or for all."""
 
-from engine.messages import Output
 from server.protocol import SpeculativeDecoding
 
 
@@ -16,11 +15,15 @@ class SpeculationCounts:
         self.histogram = [0] * (num_spec_tokens + 1)
         self.num_draft_tokens = 0
 
-    def add(self, output: Output) -> None:
-        """Count a step; one that verified no drafts is no speculative step."""
-        if output.num_draft_tokens and output.token_ids:
-            self.histogram[len(output.token_ids) - 1] += 1
-            self.num_draft_tokens += output.num_draft_tokens
+    def add(self, num_tokens: int, num_draft_tokens: int) -> None:
+        """Count a step; one that verified no drafts is no speculative step.
+
+        ``num_tokens`` are those that the usage counts too: accepted drafts behind a stop string,
+        a stop token or max_tokens brought nobody anything.
+        """
+        if num_draft_tokens and num_tokens:
+            self.histogram[num_tokens - 1] += 1
+            self.num_draft_tokens += num_draft_tokens
 
     @property
     def num_steps(self) -> int:

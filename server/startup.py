@@ -20,9 +20,12 @@ from server.app import create_app
 from server.config import Config, ServerConfig
 from server.service import Service, Serving, run_in_daemon_thread
 
+LAST_WORDS_SECONDS = 2
+"""What streams get, after the deadline, to send their error and [DONE] to clients that read."""
+
 
 def serve(config: Config) -> int:
-    """Run until SIGTERM or Ctrl-C; returns the exit code: 1 if the engine died while it started.
+    """Run until SIGTERM or Ctrl-C; returns the exit code: 1 if the engine's worker died.
 
     Raises ConfigError, also for what only the worker could find out.
     """
@@ -54,21 +57,76 @@ class _Process:
         self._service = Service(config.served_name)
         self._http = _HttpServer(_uvicorn_config(self._service, config.server))
         self._engine: EngineClient | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     async def run(self) -> None:
         loading = asyncio.create_task(self._load())
         self._handle_signals(loading)
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        ending = asyncio.create_task(self._end_requests())
         try:
             with contextlib.suppress(asyncio.CancelledError):  # told to stop while loading
                 _announce(self._config, await loading, self._listener)
-            await http
+                await self._watch_engine(http)
+        except (ConfigError, EngineDeadError):
+            self._hurry.set()  # nothing that runs can come to a good end
+            raise
         finally:
-            self._http.should_exit = True
+            self._stop()
             await http
+            ending.cancel()
             self._service.close()
-            if self._engine is not None:
-                await self._engine.close()
+            await self._close_engine()
+
+    async def _watch_engine(self, http: "asyncio.Task[None]") -> None:
+        """Until HTTP ends; raises EngineDeadError when the worker ends before.
+
+        Nothing can be served without it, and whoever supervises this process starts a new one.
+        """
+        assert self._engine is not None
+        death = asyncio.create_task(self._engine.wait_dead())
+        try:
+            await asyncio.wait({http, death}, return_when=asyncio.FIRST_COMPLETED)
+            if death.done():
+                raise EngineDeadError(f"the engine worker ended with exit code {death.result()}")
+        finally:
+            death.cancel()
+
+    def _stop(self) -> None:
+        """Accept no more connections; running requests have until the deadline."""
+        self._stopping.set()
+        self._http.should_exit = True
+
+    async def _end_requests(self) -> None:
+        """At the deadline, or when told to hurry, end what still runs.
+
+        By closing the engine: every request then gets an error and ends in good order. uvicorn at
+        its own deadline would only cut the connections.
+        """
+        await self._stopping.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._config.server.shutdown_timeout)
+        closing = asyncio.create_task(self._close_engine())
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        self._break_off()
+        await closing
+
+    def _break_off(self) -> None:
+        """Leave clients that do not read, and requests that are not in the engine."""
+        for connection in list(self._http.server_state.connections):
+            connection.transport.abort()
+        for task in list(self._http.server_state.tasks):
+            task.cancel()
+
+    async def _close_engine(self) -> None:
+        """Close it once, however many ask for it and however many of those are cancelled."""
+        if self._engine is None:
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._engine.close())
+        await asyncio.shield(self._closing)
 
     async def _load(self) -> Serving:
         _say(f"loading {_checkpoints(self._config)}")
@@ -81,8 +139,9 @@ class _Process:
         def stop() -> None:
             loading.cancel()
             # The first lets running requests finish, for a while; the second does not.
-            self._http.force_exit = self._http.should_exit
-            self._http.should_exit = True
+            if self._stopping.is_set():
+                self._hurry.set()
+            self._stop()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop)
@@ -96,7 +155,6 @@ def _uvicorn_config(service: Service, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=config.shutdown_timeout,
     )
 
 

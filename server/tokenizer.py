@@ -20,6 +20,12 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        """One more than the highest token id, added tokens included."""
+        self.longest_token = max(map(len, vocabulary), default=1)
+        """Characters of text that one token can stand for, at most. (Counted in the vocabulary's
+        own spelling, in which nothing is shorter than its text.)"""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text`` as it stands: a chat template writes its own special tokens."""

@@ -4,6 +4,7 @@ Each is listed with the values that ask for nothing special; those, and null, pa
 are in no list at all are tolerated: clients send private ones.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +40,16 @@ _EXTENSIONS: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "chat_template": (),
     "continue_final_message": (False,),
+    "custom_logit_processor": (),
+    "do_sample": (True,),
     "documents": ([],),
+    "dry_allowed_length": (2,),
+    "dry_base": (1.75,),
+    "dry_multiplier": (0,),
+    "dry_penalty_last_n": (0, -1),
+    "dry_sequence_breakers": ([],),
+    "dynatemp_exponent": (1,),
+    "dynatemp_range": (0,),
     "early_stopping": (False,),
     "ebnf": (),
     "grammar": (),
@@ -52,19 +62,35 @@ _EXTENSIONS: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "logits_processors": ([],),
     "lora_path": (),
+    "mirostat": (0,),
+    "mirostat_eta": (0.1,),
+    "mirostat_mode": (0,),
+    "mirostat_tau": (5,),
     "mm_processor_kwargs": (),
+    "no_repeat_ngram_size": (0,),
+    "no_stop_trim": (False,),
+    "num_beams": (1,),
+    "penalty_alpha": (0,),
     "prompt_logprobs": (),
     "regex": (),
+    "repeat_last_n": (64,),
+    "repeat_penalty": (1,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([],),
     "structural_tag": (),
     "structured_outputs": (),
+    "tfs": (1,),
+    "tfs_z": (1,),
     "thinking_token_budget": (),
+    "top_a": (0,),
+    "top_n_sigma": (-1, 0),
     "truncate_prompt_tokens": (),
     "typical_p": (1,),
     "use_beam_search": (False,),
+    "xtc_probability": (0,),
+    "xtc_threshold": (0.1,),
 }
 
 UNSUPPORTED = _OPENAI | _EXTENSIONS
@@ -83,4 +109,4 @@ def refuse_unsupported(request: Mapping[str, Any]) -> None:
 
 
 def _but(neutral: tuple[Any, ...]) -> str:
-    return f" (only {' or '.join(map(repr, neutral))})" if neutral else ""
+    return f" (only {' or '.join(map(json.dumps, neutral))})" if neutral else ""

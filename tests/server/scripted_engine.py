@@ -1,12 +1,13 @@
 """An engine without a model: it emits the steps it was given. Same interface as EngineClient."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from engine.client import EngineDeadError
 from engine.config import EngineConfig
 from engine.messages import Output, Ready, SamplingParams, Stats
 
@@ -39,7 +40,8 @@ class ScriptedEngine:
     submitted: list[Submitted] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     config: EngineConfig | None = None
-    closed: bool = False
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    died: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> Ready:
         if self.start_error is not None:
@@ -70,9 +72,9 @@ class ScriptedEngine:
                 if isinstance(step, Exception):
                     raise step
                 if isinstance(step, asyncio.Event):
-                    await step.wait()
+                    await self._unless_closed(step.wait())
                 elif isinstance(step, float):
-                    await asyncio.sleep(step)
+                    await self._unless_closed(asyncio.sleep(step))
                 else:
                     finished = step.finish_reason is not None
                     yield msgspec.structs.replace(step, request_id=request_id)
@@ -80,8 +82,23 @@ class ScriptedEngine:
             if not finished:
                 self.aborted.append(request_id)
 
+    async def _unless_closed(self, pause: Coroutine[Any, Any, Any]) -> None:
+        """Closing the engine wakes every request that waits, as does its worker's end."""
+        waits = [asyncio.ensure_future(w) for w in (pause, self.closed.wait(), self.died.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self.closed.is_set() or self.died.is_set():
+            raise EngineDeadError("the engine was closed")
+
+    async def wait_dead(self) -> int:
+        await self.died.wait()
+        return 9
+
     async def close(self) -> None:
-        self.closed = True
+        self.closed.set()
 
 
 def step(token_ids: list[int], reason: Any = None, **fields: Any) -> Output:

@@ -2,7 +2,7 @@
 
 How it starts is chosen by target.served_name: ``hangs`` never becomes ready, ``fails`` refuses,
 ``dies`` ends without a word, others serve. A request with the seed SLOW gets its
-steps one by one, with pauses.
+steps one by one, with pauses; at one with the seed DEADLY the worker ends in mid-answer.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from tests.server.scripted_engine import ScriptedEngine, answer
 
 TEXT = "The quick brown 😀 fox jumps over the lazy dog."
 SLOW = 77
+DEADLY = 99
 
 
 class Engine(ScriptedEngine):
@@ -45,10 +46,13 @@ class Engine(ScriptedEngine):
     ) -> AsyncIterator[Output]:
         async for output in super().generate(request_id, prompt_token_ids, params, **rest):
             yield output
-            if params.seed == SLOW:
-                await asyncio.sleep(0.2)
+            if params.seed == DEADLY:
+                self.died.set()
+            if params.seed in (SLOW, DEADLY):
+                await self._unless_closed(asyncio.sleep(0.2))
 
     async def close(self) -> None:
+        await super().close()
         print("engine closed", flush=True)
 
 

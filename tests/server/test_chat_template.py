@@ -86,10 +86,28 @@ def test_named_templates(tmp_path: Path) -> None:
     assert rendered(tmp_path) == "d"
 
 
-def test_broken_settings(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ConfigError, match="invalid JSON"):
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("tokenizer_config.json", b"{", "invalid JSON"),
+        ("tokenizer_config.json", b"[" * 100_000, "invalid JSON"),
+        ("tokenizer_config.json", b"[]", "not a JSON object"),
+        ("tokenizer_config.json", b"\xff", "not UTF-8"),
+        ("tokenizer_config.json", b'{"chat_template": "{% for"}', "line 1"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "name and template"),
+        ("tokenizer_config.json", b'{"chat_template": ["x"]}', "name and template"),
+        ("tokenizer_config.json", b'{"chat_template": 3}', "name and template"),
+        ("chat_template.json", b"[]", "not a JSON object"),
+        ("chat_template.jinja", b"\xff", "not UTF-8"),
+        ("chat_template.jinja", b"\n{% endfor %}", "line 2"),
+        ("chat_template.jinja", b"{{ x | nothing }}", "nothing"),
+    ],
+)
+def test_broken_files(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint) as caught:
         load_chat_template(tmp_path)
+    assert name in str(caught.value)
 
 
 def rendered(directory: Path) -> str:

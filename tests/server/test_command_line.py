@@ -1,18 +1,22 @@
 """The real process: exit codes, its one line on stderr, signals, the port."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.serve_scripted import SLOW
+from tests.server.serve_scripted import DEADLY, SLOW
 
 ROOT = Path(__file__).parents[2]
 SCRIPTED = [sys.executable, str(Path(__file__).with_name("serve_scripted.py"))]
@@ -141,6 +145,21 @@ def test_signals_end_it_cleanly(config: Path, number: signal.Signals) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("module", ["pydantic", "fastapi"])
+def test_signals_while_modules_load(config: Path, number: signal.Signals, module: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "server", str(config), "--port", "0"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT
+    ) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if f" {module}" in line)
+        process.send_signal(number)
+        errors = process.stderr.read()
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
 def test_health_answers_while_loading_and_a_signal_ends_it(config: Path) -> None:
     port = free_port()
     arguments = ("--set", "target.served_name=hangs", "--port", str(port))
@@ -157,22 +176,96 @@ def test_health_answers_while_loading_and_a_signal_ends_it(config: Path) -> None
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(("deadline", "complete"), [("20", True), ("0", False)])
-def test_running_requests_finish_until_the_deadline(
-    config: Path, deadline: str, complete: bool
-) -> None:
-    with serving(config, "--set", f"server.shutdown_timeout={deadline}") as process:
-        url = wait_for(process, "listening on ")
-        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "seed": SLOW}
-        received = ""
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
-            try:
-                for text in response.iter_text():
-                    if not received:
-                        process.send_signal(signal.SIGTERM)
-                    received += text
-            except httpx.HTTPError:
-                assert not complete
-        process.communicate(timeout=10)
+def chat(**parameters: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hi"}], **parameters}
+
+
+def stream_until_end(
+    process: subprocess.Popen[str], signals: int, seed: int = SLOW
+) -> tuple[str, str, str]:
+    """What a client of a stream receives when the signals come after its beginning, then what the
+    process writes until it ends."""
+    url = wait_for(process, "listening on ")
+    received = ""
+    body = chat(stream=True, seed=seed)
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=20) as response:
+        for text in response.iter_text():
+            for _ in range(0 if received else signals):
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+            received += text
+    output, errors = process.communicate(timeout=10)
+    return received, output, errors
+
+
+def assert_ended_by_error(received: str) -> None:
+    *_, error, done, rest = received.split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_dead"
+    assert (done, rest) == ("data: [DONE]", "")
+
+
+def test_running_requests_finish_before_the_deadline(config: Path) -> None:
+    with serving(config) as process:
+        received, output, errors = stream_until_end(process, signals=1)
     assert process.returncode == 0
-    assert ("[DONE]" in received) is complete
+    assert '"finish_reason":"stop"' in received
+    assert received.endswith("data: [DONE]\n\n")
+    assert '"error"' not in received
+    assert "engine closed" in output
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("timeout", "signals"), [("0", 1), ("30", 2)])
+def test_deadline_and_second_signal_end_streams_in_order(
+    config: Path, timeout: str, signals: int
+) -> None:
+    with serving(config, "--set", f"server.shutdown_timeout={timeout}") as process:
+        received, output, errors = stream_until_end(process, signals)
+    assert process.returncode == 0
+    assert_ended_by_error(received)
+    assert "engine closed" in output
+    assert "Traceback" not in errors
+
+
+def test_deadline_answers_what_does_not_stream(config: Path) -> None:
+    with (
+        serving(config, "--set", "server.shutdown_timeout=0") as process,
+        ThreadPoolExecutor() as threads,
+    ):
+        url = wait_for(process, "listening on ")
+        sent = threads.submit(
+            httpx.post, f"{url}/v1/chat/completions", json=chat(seed=SLOW), timeout=20
+        )
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        response = sent.result()
+        _, errors = process.communicate(timeout=10)
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+    assert response.json()["error"]["code"] == "engine_dead"
+    assert "Traceback" not in errors
+
+
+def test_client_that_does_not_read_cannot_hold_it_up(config: Path) -> None:
+    with serving(config, "--set", "server.shutdown_timeout=0") as process:
+        port = int(wait_for(process, "listening on ").rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            # Half a request: it never gets as far as the engine.
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+            )
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_end_of_the_worker_ends_the_server(config: Path) -> None:
+    with serving(config) as process:
+        received, output, errors = stream_until_end(process, signals=0, seed=DEADLY)
+    assert process.returncode == 1
+    assert_ended_by_error(received)
+    assert "engine closed" in output
+    assert errors.splitlines()[-1].startswith("error: the engine worker ended with exit code 9")
+    assert "Traceback" not in errors

@@ -1,6 +1,7 @@
 """From engine steps to text: stop tokens, stop strings, several choices, failures."""
 
 import asyncio
+import time
 from typing import Any, cast
 
 import pytest
@@ -19,7 +20,7 @@ Steps = list[Output | Exception | asyncio.Event | float]
 def generation(tokenizer: Tokenizer, engine: ScriptedEngine) -> Generation:
     client, metrics = cast(EngineClient, engine), Metrics()
     metrics.attach(client, engine.ready)
-    return Generation(client, engine.ready, tokenizer, metrics)
+    return Generation(client, engine.ready, tokenizer, metrics, time.monotonic())
 
 
 def job(**fields: Any) -> Job:
@@ -171,6 +172,25 @@ async def test_speculation_is_counted(tokenizer: Tokenizer) -> None:
     assert summary.mean_acceptance_length == pytest.approx(1 + 4 / 3)
     assert summary.draft_acceptance_rate == pytest.approx(4 / 8)
     assert running.speculation.accepted_per_position() == [2, 1, 1]
+
+
+async def test_drafts_behind_a_stop_string_are_not_accepted(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("a#bc")
+    assert len(tokens) == 4
+    steps: Steps = [step(tokens, num_draft_tokens=3)]
+    _, running, _ = await run(tokenizer, steps, stop=("#",))
+    summary = running.speculation.summary()
+    assert summary is not None
+    assert (summary.num_accepted_draft_tokens, running.usage.completion_tokens) == (1, 2)
+
+
+async def test_latencies_begin_when_the_request_arrives(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine([step([10], "length")])
+    client, metrics = cast(EngineClient, engine), Metrics()
+    running = Generation(client, engine.ready, tokenizer, metrics, time.monotonic() - 100)
+    _ = [delta async for delta in running.deltas(job())]
+    assert running.time_to_first_token is not None
+    assert 100 <= running.time_to_first_token < 110
 
 
 async def test_plain_decoding_has_no_speculation(tokenizer: Tokenizer) -> None:

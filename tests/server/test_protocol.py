@@ -104,6 +104,7 @@ async def test_nulls_are_defaults(api: Api) -> None:
         ("logit_bias", {"600": 1}),
         ("logit_bias", {str(n): 1 for n in range(2000)}),
         ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"messages": None}),
         ("chat_template_kwargs", {"enable_thinking": [1]}),
         ("stream", "yes"),
         ("stream_options", {"include_usage": "yes"}),
@@ -136,10 +137,40 @@ async def test_image_parts_are_named(api: Api) -> None:
     assert error["param"] == "messages[0].content"
 
 
+async def test_too_many_messages_and_parts(api: Api) -> None:
+    error = await refusal(api, messages=[1] * 5000)
+    assert error["param"] == "messages"
+    assert "5000" in error["message"]
+    assert "4096" in error["message"]
+    error = await refusal(api, messages=[{"role": "user", "content": [1] * 5000}])
+    assert error["param"] == "messages[0].content"
+    assert "4096" in error["message"]
+
+
 async def test_min_tokens_above_max_tokens(api: Api) -> None:
     error = await refusal(api, min_tokens=10, max_tokens=5)
-    assert "10" in error["message"]
-    assert "5" in error["message"]
+    assert error["param"] == "min_tokens"
+    assert error["message"] == "Invalid value for min_tokens: 10 is above max_tokens = 5."
+    error = await refusal(api, min_tokens=10, max_completion_tokens=5, max_tokens=20)
+    assert "max_completion_tokens = 5" in error["message"]
+
+
+async def test_messages_speak_json(api: Api) -> None:
+    error = await refusal(api, response_format={"type": "json_object"})
+    assert '(only {"type": "text"})' in error["message"]
+    assert "(only false)" in (await refusal(api, logprobs=True))["message"]
+    error = await refusal(api, stop="")
+    assert error["param"] == "stop"
+    assert "must not be empty" in error["message"]
+
+
+async def test_null_switch_is_the_default(api: Api) -> None:
+    api.engine.steps = [*answer([10])]
+    await api.chat()
+    response = await api.chat(chat_template_kwargs={"enable_thinking": None})
+    assert response.status_code == 200
+    plain, null = api.engine.submitted
+    assert plain.prompt_token_ids == null.prompt_token_ids
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -149,6 +180,23 @@ async def test_no_number(api: Api, number: str) -> None:
     response = await api.http.post("/v1/chat/completions", content=body, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"[" * 50_000, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "digits"),
+        (b"\xff", "UTF-8"),
+    ],
+)
+async def test_unreadable_bodies(api: Api, body: bytes, complaint: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = await api.http.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "invalid_json"
+    assert complaint in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ async def test_models(api: Api) -> None:
     assert (await api.http.get("/v1/models/tiny")).json() == card
     error = assert_error(await api.http.get("/v1/models/other/one"), 404, "model_not_found")
     assert "other/one" in error["message"]
+    error = assert_error(await api.http.get("/v1/models/"), 404, "not_found")
+    assert "GET /v1/models" in error["message"]
 
 
 async def test_probes(api: Api) -> None:
@@ -65,6 +67,8 @@ async def test_dead_worker(api: Api) -> None:
 async def test_unknown_model(api: Api) -> None:
     error = assert_error(await api.chat(model="gpt-4"), 404, "model_not_found")
     assert error["param"] == "model"
+    error = assert_error(await api.chat(model="x" * 50_000), 404, "model_not_found")
+    assert len(error["message"]) < 200
 
 
 async def test_unknown_routes_and_methods(api: Api) -> None:
@@ -81,12 +85,23 @@ async def test_repeated_slashes(api: Api) -> None:
 
 async def test_context_too_long(api: Api) -> None:
     error = assert_error(
-        await api.chat(messages=[{"role": "user", "content": "<|im_end|>" * 5000}]),
+        await api.chat(messages=[{"role": "user", "content": "<|im_end|>" * 4500}]),
         400,
         "context_length_exceeded",
     )
     assert "4096" in error["message"]
-    assert "50" in error["message"]
+    assert "45" in error["message"]
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning", "reasoning_content"])
+async def test_what_cannot_fit_is_never_rendered(
+    api: Api, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr(api.service, "prompt_token_ids", None)
+    messages = [{"role": "assistant", field: "x" * 30_000} for _ in range(2)]
+    error = assert_error(await api.chat(messages=messages), 400, "context_length_exceeded")
+    assert "60000 characters" in error["message"]
+    assert "4096 tokens" in error["message"]
 
 
 async def test_max_tokens_is_cut_to_the_room(api: Api) -> None:

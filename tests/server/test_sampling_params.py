@@ -5,19 +5,29 @@ from typing import Any
 import pytest
 
 from engine.config import ConfigError
-from engine.messages import SamplingParams
+from engine.messages import MAX_STOP_TOKEN_IDS, Ready, SamplingParams
 from server.errors import ApiError
 from server.protocol import ChatCompletionRequest
 from server.sampling_params import SamplingDefaults, load_sampling_defaults, to_sampling_params
 
 DEFAULTS = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1)
 
+READY = Ready(
+    max_model_len=1000,
+    num_kv_tokens=1000,
+    num_draft_tokens=3,
+    vocab_size=500,
+    eos_token_ids=[1, 2],
+    device="cpu",
+    dtype="float32",
+)
+
 
 def params(room: int = 100, **fields: Any) -> SamplingParams:
     request = ChatCompletionRequest.model_validate(
         {"messages": [{"role": "user", "content": "Hi"}], **fields}
     )
-    return to_sampling_params(request, DEFAULTS, room=room, vocab_size=500)
+    return to_sampling_params(request, DEFAULTS, READY, room=room)
 
 
 def test_defaults_come_from_the_checkpoint() -> None:
@@ -73,6 +83,14 @@ def test_token_ids_outside_the_vocabulary(fields: dict[str, Any]) -> None:
     assert caught.value.status_code == 400
     assert caught.value.param in fields
     assert "500" in caught.value.detail
+
+
+def test_stop_token_ids_share_their_room_with_eos() -> None:
+    room = MAX_STOP_TOKEN_IDS - len(READY.eos_token_ids)
+    assert len(params(stop_token_ids=[*range(10, 10 + room), 2]).stop_token_ids) == room + 1
+    with pytest.raises(ApiError, match=f"at most {room} ") as caught:
+        params(stop_token_ids=[*range(10, 11 + room)])
+    assert (caught.value.status_code, caught.value.param) == (400, "stop_token_ids")
 
 
 def test_generation_config(tmp_path: Path) -> None:

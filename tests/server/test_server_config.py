@@ -68,9 +68,21 @@ def test_overrides_are_toml_values_or_strings(tmp_path: Path) -> None:
         (MINIMAL, "nowhere.zzzzzz=1", ["nowhere", "--help"]),
         (MINIMAL, "server.port=none", ["server.port", "'none'", "integer", "port to listen on"]),
         (MINIMAL, "server.port=70000", ["server.port", "70000", "65535"]),
-        (MINIMAL, "server.port=true", ["server.port", "True", "integer"]),
+        (MINIMAL, "server.port=true", ["server.port", "= true", "integer"]),
         (MINIMAL, "engine.page_size=0", ["engine.page_size", "0", "greater than or equal to 1"]),
         (MINIMAL, "engine.device=tpu", ["engine.device", "'tpu'", "'cpu'", "'cuda'"]),
+        (MINIMAL, "engine.num_draft_tokens=abc", ["'auto' or a valid integer", "(num_draft_"]),
+        (MINIMAL, "engine.num_draft_tokens=0", ["= 0", "'auto' or greater than or equal to 1"]),
+        (
+            MINIMAL,
+            "engine.synthetic_acceptance_rates=[0.5, 2]",
+            ["engine.synthetic_acceptance_rates = [0.5, 2]", "less than or equal to 1"],
+        ),
+        (MINIMAL, "engine.foo=1", ["unknown key engine.foo", "remove it"]),
+        (MINIMAL, "engin.device=cpu", ["unknown key engin", "did you mean engine?"]),
+        (MINIMAL, "target.served_name=''", ["target.served_name = ''", "at least 1 character"]),
+        (MINIMAL, "server.port=x", ["in --set server.port=x:"]),
+        (MINIMAL + "[server]\nport = 'x'", None, ["config.toml:", "(port: port to listen on"]),
         ("[engine]\n", None, ["target", "missing", "--set target.model=PATH"]),
         ("[target]\n", None, ["target.model", "missing", "--set target.model=PATH"]),
         ("engine = 3\n" + MINIMAL, None, ["engine", "3", "[engine]"]),
@@ -84,6 +96,20 @@ def test_mistakes(tmp_path: Path, text: str, override: str | None, parts: list[s
     line = message(tmp_path, text, *([override] if override else []))
     for part in parts:
         assert part in line
+
+
+def test_mistakes_never_show_how_they_were_found(tmp_path: Path) -> None:
+    line = message(tmp_path, MINIMAL, "engine.num_draft_tokens=abc")
+    assert "literal" not in line
+    assert "more" not in line
+
+
+def test_options_are_blamed(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(MINIMAL)
+    with pytest.raises(ConfigError, match=r"server\.port = 'x' in --port x: it must be"):
+        load_config(path, ["server.port=1"], {"server.host": None, "server.port": "x"})
+    assert load_config(path, ["server.port=1"], {"server.port": "2"}).server.port == 2
 
 
 def test_several_mistakes_are_counted(tmp_path: Path) -> None:

@@ -15,6 +15,11 @@ def test_special_tokens_of_the_template_are_one_token(tokenizer: Tokenizer) -> N
     assert tokenizer.encode("<|im_start|><|im_end|>") == [0, 1]
 
 
+def test_figures_of_the_vocabulary(tokenizer: Tokenizer) -> None:
+    assert 258 <= tokenizer.vocab_size <= 400
+    assert tokenizer.longest_token == len("<|im_start|>")
+
+
 def test_truncation_and_padding_settings_are_dropped(checkpoint: Path, tmp_path: Path) -> None:
     backend = Backend.from_file(str(checkpoint / "tokenizer.json"))
     backend.enable_truncation(3)
