@@ -93,12 +93,13 @@ def _explain(error: Exception) -> str:
     """One line for the operator. What nobody foresaw keeps its traceback, in the log."""
     if isinstance(error, ConfigError):
         return str(error)
-    if isinstance(error, torch.OutOfMemoryError):
+    # The CPU's allocator has no error class of its own.
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
         return (
-            f"the GPU's memory does not suffice ({error}); lower engine.gpu_memory_utilization, "
-            "engine.kv_cache_gib or engine.max_num_seqs, or use a smaller model"
+            f"the memory does not suffice ({error}); lower engine.kv_cache_gib, "
+            "engine.gpu_memory_utilization or engine.max_num_seqs, or use a smaller model"
         )
-    log.debug("while starting", exc_info=error)
+    log.error("while starting", exc_info=error)
     return f"the engine cannot start: {type(error).__name__}: {error}; please report this"
 
 

@@ -122,7 +122,7 @@ class Steering:
     """Replaces drafts by the tokens of a plain run, some of them spoilt: any acceptance happens.
 
     The drafter runs all the same. ``any_width`` proposes another number of drafts in each step.
-    ``accepted`` counts how often how many drafts were right.
+    ``right`` counts how often how many drafts were right.
     """
 
     def __init__(

@@ -1,28 +1,24 @@
-"""Every launch of the tables compiles for Hopper, fits its shared memory and spills nothing.
+"""Every launch of the tables compiles for Hopper, fits its shared memory and hardly spills.
 
 No GPU is needed: Triton brings ptxas. It runs in a process of its own, for this one interprets.
 """
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kernels.stack_size import MAX_STACK_BYTES, stack_bytes
+
 ROOT = Path(__file__).parents[2]
 SHARED_MEMORY = 227 * 1024
 # (head_dim, query heads that share a kv head, kv heads)
 SHAPES = [(64, 8, 8), (128, 4, 8), (128, 8, 4), (256, 2, 8), (512, 8, 2)]
-
-
-# Triton 3.6 spills nothing; later versions some registers of a few kernels. More would be felt.
-MAX_STACK_BYTES = 256
 
 
 def test_tables_fit_hopper() -> None:
@@ -81,7 +77,7 @@ def built(head_dim: int, group: int, kv_heads: int, settings: Any) -> dict[str, 
     )
     options = {"num_warps": settings.num_warps, "num_stages": settings.num_stages}
     kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return {"shared": kernel.metadata.shared, "stack_bytes": _stack_bytes(kernel.asm["cubin"])}
+    return {"shared": kernel.metadata.shared, "stack_bytes": stack_bytes(kernel.asm["cubin"])}
 
 
 def _type_of(name: str, constants: dict[str, Any]) -> str:
@@ -94,19 +90,6 @@ def _type_of(name: str, constants: dict[str, Any]) -> str:
     if name in ("table_ptr", "kv_lens_ptr", "query_start_ptr"):
         return "*i32"
     return "*fp32" if name in ("partial_ptr", "log_sum_ptr") else "*bf16"
-
-
-def _stack_bytes(cubin: bytes) -> int:
-    from triton import knobs  # noqa: PLC0415
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"STACK:(\d+)", done.stdout + done.stderr)
-    assert found, done.stdout
-    return int(found[1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every small kernel compiles for Hopper in bf16, fits its shared memory and spills nothing.
+"""Every small kernel compiles for Hopper in bf16, fits its shared memory and hardly spills.
 
 The launchers themselves run, with tensors on the CPU, in a process of its own in which Triton
 believes in a GPU and stops after compiling. Triton brings ptxas.
@@ -6,16 +6,16 @@ believes in a GPU and stops after compiling. Triton brings ptxas.
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.kernels.stack_size import MAX_STACK_BYTES, stack_bytes
 
 ROOT = Path(__file__).parents[2]
 SHARED_MEMORY = 227 * 1024
@@ -25,10 +25,6 @@ KERNELS = {
     "_write_context_kernel", "_accept_kernel", "_argmax_kernel", "_pick_kernel", "_scan_kernel",
     "_histogram_kernel", "_gather_kernel", "_draw_kernel",
 }  # fmt: skip
-
-
-# Triton 3.6 spills nothing; later versions some registers of a few kernels. More would be felt.
-MAX_STACK_BYTES = 256
 
 
 def test_kernels_fit_hopper() -> None:
@@ -154,20 +150,6 @@ def report(kernel: Any) -> None:
         "stack_bytes": stack_bytes(kernel.asm["cubin"]),
     }
     print(json.dumps(fields))
-
-
-def stack_bytes(cubin: bytes) -> int:
-    """Registers that were spilled to memory."""
-    from triton import knobs  # noqa: PLC0415
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"STACK:(\d+)", done.stdout + done.stderr)
-    assert found, done.stdout
-    return int(found[1])
 
 
 if __name__ == "__main__":
